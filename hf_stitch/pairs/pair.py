@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch.adapters import Adapter, load_on
-from hf_stitch.adapters.checks import check_meet, layer_names, padded_alike
+from hf_stitch.adapters.checks import check_comparable, layer_names, padded_alike
 from hf_stitch.adapters.prefixes import PrefixAdapter
 from hf_stitch.data import Batch, PairedSamples, Samples
 from hf_stitch.representation import Pooling, Representation, RepresentationSpec, all_set, finite
@@ -88,7 +88,7 @@ class Pair:
             a = PrefixAdapter(a, b, own=own)
         elif own:
             raise ValueError("own=True requires align='prefix'")
-        check_meet(a, b, pooling)
+        check_comparable(a, b, pooling)
         if pooling == "none" and align == "tokens" and a.interface.modality == "text":
             a, b = padded_alike(a, b)
         task_name = scored_task(b, task) if scored else task_of(b, task)

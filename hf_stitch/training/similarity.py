@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from hf_stitch.adapters import Adapter, load_on, unwrap
-from hf_stitch.adapters.checks import check_meet
+from hf_stitch.adapters.checks import check_comparable
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.analysis.comparison.asking import ROWS_OF, Asked
 from hf_stitch.analysis.comparison.comparing import Comparison
@@ -152,7 +152,7 @@ class SimilarityCallback(ProbingCallback):
             self._by_weights(self._read(self._model))  # errors occur before training
         if self._metrics:
             assert self.probe is not None
-            check_meet(self._loaded, adapter, self.probe.pooling)
+            check_comparable(self._loaded, adapter, self.probe.pooling)
             modules = dict(model.named_modules())
             layers = self._layer_names if modules.keys() >= set(self._layer_names) else adapter.layers
             self._reference = self.probe.activations(adapter, layers, processes)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hf_stitch.adapters import Adapter, Back, load_on, untrained
-from hf_stitch.adapters.checks import check_meet
+from hf_stitch.adapters.checks import check_comparable
 from hf_stitch.data import Batch, Data, Samples
 from hf_stitch.matchers import ClosedFormMatcher, Matcher
 from hf_stitch.options import Count, Natural, checked
@@ -129,7 +129,7 @@ class StitchabilityCallback(ProbingCallback):
         adapter, reference = self._loaded, load_on(self._reference, processes.device)
         if reference.model is adapter.model:
             raise ValueError("the reference is the network in training; pass a frozen copy")
-        check_meet(adapter, reference, self._probe.pooling)
+        check_comparable(adapter, reference, self._probe.pooling)
         check_head(reference)
         if reference.task is not None:  # a network without a known head may output classes, too
             self._task = task_named(reference.task).about(reference)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from hf_stitch.adapters import Adapter, load_on
-from hf_stitch.adapters.checks import check_meet
+from hf_stitch.adapters.checks import check_comparable
 from hf_stitch.adapters.cutting.forwards import evaluating
 from hf_stitch.adapters.recording import record
 from hf_stitch.artefacts.joining import join, with_encoder
@@ -162,7 +162,7 @@ def _of_model(model: StitchedModel, passed: Anchors | None, run: Run) -> Headed:
 
 
 def _of_network(network: Adapter, layer: str, task: str | None, anchors: Anchors, new: Encoder, scored: bool) -> Headed:
-    check_meet(new.network, network, new.pooling)
+    check_comparable(new.network, network, new.pooling)
     task = network.task if task == "auto" and not scored else task_of(network, task)
     if task_named(task).per_token:
         raise ValueError(

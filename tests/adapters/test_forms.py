@@ -44,7 +44,7 @@ CASES = [
 ROWS = {
     "plain": "plain, also with weights rounded or merged by hand",
     **dict.fromkeys(("bf16", "fp16"), "bfloat16, float16"),
-    **dict.fromkeys(("peft", "peft of zeros", "peft of another kind"), "adapters of [PEFT](lora.md), live"),
+    **dict.fromkeys(("peft", "peft of zeros", "peft of another kind"), "adapters of [PEFT](lora.md), not merged"),
     "peft-merged": "adapters of PEFT, merged",
     "lora": "a custom LoRA",
     "wrapped": "a custom wrapper `forward(*args, **kwargs)`",

@@ -175,14 +175,14 @@ REFUSED: dict[str, tuple[Change, str]] = {
         Factorise(3).apply, r"source\.model\.blocks\.0\.mlp\.fc1 'torch.*Linear', now 'factorising.Factorised'",
     ),
     "one module more": (
-        one_module_more, r"what loads it: source\.model\.blocks\.0\.drop_path1\.forward not set, now '.*forward'\. ",
+        one_module_more, r": source\.model\.blocks\.0\.drop_path1\.forward not set, now '.*forward'\. ",
     ),
     "parametrized": (
         lambda model: parametrizations.weight_norm(model.get_submodule(f"{MLP}.fc1")), "parametrizations",
     ),
     "low rank": (
         lambda model: model.get_submodule(f"{MLP}.fc1").register_parameter("lora_A", nn.Parameter(torch.ones(2, 36))),
-        r"no tensor 'source\.model\.blocks\.0\.mlp\.fc1\.lora_A'",
+        r"the tensor 'source\.model\.blocks\.0\.mlp\.fc1\.lora_A'",
     ),
     "unregistered": (unregistered, "no 'unknown' among rewrites"),
     "rewritten and changed": (rewritten_and_changed, r"fc2\.down"),

@@ -131,7 +131,7 @@ def test_captions_need_pictures_and_networks_of_the_gallery(
 def test_own_samples_have_limits(gallery: Any, tmp_path: Path) -> None:
     with pytest.raises(gallery.Refused, match="accepts 20 to 400 samples, got 2"):
         gallery.samples(None, "one\ntwo\n\n")
-    with pytest.raises(gallery.Refused, match="images or texts, not both"):
+    with pytest.raises(gallery.Refused, match="images or enter texts, not both"):
         gallery.samples(["x.png"], "one")
     assert len(gallery.samples(None, "a line\n" * 30)) == 30
     paths = []
@@ -206,7 +206,7 @@ def test_networks_of_the_hub_are_checked_before_they_are_loaded(gallery: Any, mo
     monkeypatch.setattr(gallery, "HfApi", Api)
     loaded: list[Any] = []
     monkeypatch.setattr(hf_stitch, "load", lambda *given, **options: loaded.append((given, options)))
-    with pytest.raises(gallery.Refused, match="no public model 'none/such'"):
+    with pytest.raises(gallery.Refused, match="public model 'none/such'"):
         gallery.network("none/such")
     with pytest.raises(gallery.Refused, match="has an unknown number of parameters"):
         gallery.network("alice/pickled")

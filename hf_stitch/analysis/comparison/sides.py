@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from hf_stitch.adapters import Adapter, load_on, unwrap
 from hf_stitch.adapters.base import LayerCallback
-from hf_stitch.adapters.checks import check_meet
+from hf_stitch.adapters.checks import check_comparable
 from hf_stitch.adapters.loading import NetworkLike
 from hf_stitch.adapters.preprocess import OFFSETS
 from hf_stitch.analysis.activations import Activations
@@ -326,7 +326,9 @@ class Sides:
             check_same_order(*(s.reader.samples if isinstance(s, Network) else s.ids for s in (first, side)))
             if isinstance(first, Network) and isinstance(side, Network):
                 # With aligned offsets the tokenizers may differ, so the check is the same as for pooled rows.
-                check_meet(first.adapter, side.adapter, "mean" if asked.align == "offsets" else POOLINGS[asked.rows])
+                check_comparable(
+                    first.adapter, side.adapter, "mean" if asked.align == "offsets" else POOLINGS[asked.rows]
+                )
         return sides
 
     def _side(self, name: str, reader: Reader | None, asked: Asked) -> Side:

@@ -20,7 +20,8 @@ from hf_stitch_embeddings.vectors import Metric, Vectors, are_normalized, batche
 
 FEW = 500
 """With fewer pairs, only safe maps are tried, and they must beat the old model significantly."""
-KEEP = "old model"
+OLD_MODEL = "old model"
+"""Name of the candidate that keeps the old model."""
 MAPS = (
     "identity",
     "procrustes",
@@ -33,11 +34,11 @@ MAPS = (
 )
 """Maps that ``auto`` tries, simplest first."""
 SAFE = ("identity", "ridge_to_identity")
-"""Maps that ``auto`` tries with few pairs and equal widths; for different widths see :data:`SAFE_ELSE`."""
-SAFE_ELSE = ("procrustes", "ridge")
+"""Maps that ``auto`` tries with few pairs and equal widths; for different widths see :data:`SAFE_UNEQUAL`."""
+SAFE_UNEQUAL = ("procrustes", "ridge")
 PENALTIES = (0.1, 1.0, 10.0, 100.0)
 """Multiples of the penalty with the least generalised cross-validation error that ``auto`` tries."""
-ROWS = 20_000
+MAX_ROWS = 20_000
 """Maximum number of pairs for maps that need all rows at once; larger sets are subsampled at even spacing."""
 POOL_SHARE = 10
 """Recall is computed at a tenth of the pool, at most at 10: in a pool of thirty, chance finds a third of the top 10."""
@@ -58,11 +59,11 @@ class Candidate:
     @property
     def label(self) -> str:
         """Label with name, options and direction."""
-        if self.name == KEEP:
-            return KEEP
-        more = "".join(f" {key}={value}" for key, value in self.options.items())
-        times = "" if self.multiple in (None, 1.0) else f" x{self.multiple:g}"
-        return f"{self.name}{more}{times}, {self.direction}"
+        if self.name == OLD_MODEL:
+            return OLD_MODEL
+        options_text = "".join(f" {key}={value}" for key, value in self.options.items())
+        multiple_text = "" if self.multiple in (None, 1.0) else f" x{self.multiple:g}"
+        return f"{self.name}{options_text}{multiple_text}, {self.direction}"
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ class Scored:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields except the queries as JSON values."""
-        figures = {key: round(getattr(self, key), 6) for key in ("recall", "low", "high", "r2", "cosine")}
-        scores = {key: None if value != value else value for key, value in figures.items()}
+        rounded = {key: round(getattr(self, key), 6) for key in ("recall", "low", "high", "r2", "cosine")}
+        scores = {key: None if value != value else value for key, value in rounded.items()}
         candidate = asdict(self.candidate) | {"options": dict(self.candidate.options)}
         return {"label": self.candidate.label, **candidate, **scores}
 
@@ -96,42 +97,44 @@ def candidates(
     metric: Metric = "cosine",
 ) -> list[Candidate]:
     """Return the maps to choose from; with ``map="auto"``, the first is the old model."""
-    equal = old_width == new_width
+    equal_widths = old_width == new_width
     directions: tuple[Direction, ...] = ("index", "query", "adjoint") if direction == "auto" else (direction,)
     if metric == "l2":
         if direction == "adjoint":
             raise ValueError("metric l2 does not support direction 'adjoint'; use 'index' or 'query'")
-        directions = tuple(way for way in directions if way != "adjoint")
-    listed = [Candidate(KEEP, "query")] if map == "auto" else []
+        directions = tuple(map_direction for map_direction in directions if map_direction != "adjoint")
+    contenders = [Candidate(OLD_MODEL, "query")] if map == "auto" else []
     if isinstance(map, Matcher):
         options = {key: value for key, value in map.to_dict().items() if key != "name"}
         names: Iterable[tuple[str, dict[str, Any]]] = [(map.name, options)]
     elif map == "auto":
-        map_names = MAPS if pairs >= FEW else SAFE if equal else SAFE_ELSE
+        map_names = MAPS if pairs >= FEW else SAFE if equal_widths else SAFE_UNEQUAL
         names = [(name, {}) for name in map_names]
     else:
-        registries.matchers.get(map)
+        registries.matchers.get(map)  # raises for unknown names
         names = [(map, {})]
     for name, options in names:
-        kind = registries.matchers.get(name)
-        if not equal and (name == "identity" or not kind.unequal_widths):
+        matcher_class = registries.matchers.get(name)
+        if not equal_widths and (name == "identity" or not matcher_class.unequal_widths):
             if map == "auto":
                 continue
             raise ValueError(f"{name} requires equal widths, got {old_width} and {new_width}; use 'ridge'")
-        if issubclass(kind, TrainedMatcher):
+        if issubclass(matcher_class, TrainedMatcher):
             raise ValueError(f"{name} is trained on a task loss and cannot be fitted to vectors")
         variants = (
             [(options, None)] if options else _variants(name, auto=map == "auto", width=min(old_width, new_width))
         )
-        for way in directions:
-            if way == "adjoint" and ((kind.collects == "rows" and name != "retrieval") or name == "identity"):
+        for map_direction in directions:
+            if map_direction == "adjoint" and (
+                (matcher_class.collects == "rows" and name != "retrieval") or name == "identity"
+            ):
                 if direction == "adjoint" and map != "auto":
                     raise ValueError(f"{name} does not support direction 'adjoint'; use 'index' or 'query'")
                 continue  # the adjoint of the identity is the identity on queries
-            if name == "identity" and way == "index" and "query" in directions:
+            if name == "identity" and map_direction == "index" and "query" in directions:
                 continue  # the same ranking
-            listed += [Candidate(name, way, more, multiple) for more, multiple in variants]
-    return listed
+            contenders += [Candidate(name, map_direction, variant, multiple) for variant, multiple in variants]
+    return contenders
 
 
 def _variants(name: str, *, auto: bool, width: int) -> list[tuple[dict[str, Any], float | None]]:
@@ -176,20 +179,20 @@ class Fits:
     def __init__(self, pairs: Pairs, metric: Metric = "cosine", seed: int = 0) -> None:
         self.pairs, self.metric, self.seed = pairs, metric, seed
         self._moments: dict[bool, Moments] = {}
-        self._fitted: dict[Any, tuple[Stitch, dict[str, Any]]] = {}
+        self._stitches: dict[Any, tuple[Stitch, dict[str, Any]]] = {}
 
     def map(self, candidate: Candidate) -> EmbeddingMap:
         """Fit a candidate."""
         recipe = {"samples": len(self.pairs.old), "seed": self.seed}
-        if candidate.name == KEEP:
+        if candidate.name == OLD_MODEL:
             return EmbeddingMap.old_model(self.pairs.old.shape[1], metric=self.metric, recipe=recipe)
         forward = candidate.direction != "query"
         key = (candidate.name, repr(sorted(candidate.options.items())), candidate.multiple, forward)
-        if key not in self._fitted:
-            self._fitted[key] = self._fit(candidate, forward)
-        stitch, matcher = self._fitted[key]
-        ends = dict(zip(("old", "new"), self._sides(forward)[:: 1 if forward else -1], strict=True))
-        side_lengths = {side: lengths(vectors) for side, vectors in ends.items()}
+        if key not in self._stitches:
+            self._stitches[key] = self._fit(candidate, forward)
+        stitch, matcher = self._stitches[key]
+        vectors_by_side = dict(zip(("old", "new"), self._sides(forward)[:: 1 if forward else -1], strict=True))
+        side_lengths = {side: lengths(vectors) for side, vectors in vectors_by_side.items()}
         embedding_map = EmbeddingMap.of(
             stitch,
             direction="index" if forward else "query",
@@ -219,14 +222,14 @@ class Fits:
         return self._moments[forward]
 
     def _fit(self, candidate: Candidate, forward: bool) -> tuple[Stitch, dict[str, Any]]:
-        kind = registries.matchers.get(candidate.name)
+        matcher_class = registries.matchers.get(candidate.name)
         options = dict(candidate.options)
-        if "seed" in getattr(kind, "__dataclass_fields__", {}) and "seed" not in options:
+        if "seed" in getattr(matcher_class, "__dataclass_fields__", {}) and "seed" not in options:
             options["seed"] = self.seed
         matcher = registries.matchers.build(candidate.name, **options)
         if isinstance(matcher, RowsMatcher):
             count = len(self.pairs.old)
-            subset = np.unique(np.linspace(0, count - 1, min(ROWS, count)).astype(int))
+            subset = np.unique(np.linspace(0, count - 1, min(MAX_ROWS, count)).astype(int))
             x, y = (np.array(side[subset], dtype=np.float32) for side in self._sides(forward))
             return matcher.fit(torch.from_numpy(x), torch.from_numpy(self._target(y))), matcher.to_dict()
         assert isinstance(matcher, ClosedFormMatcher)
@@ -258,8 +261,8 @@ def score(
     for embedding_map, pairs in held_out:
         old, new = pairs.as_queries
         system, truth = served(embedding_map, pairs.old, old, new), System(new, pairs.new, embedding_map.metric)
-        measured = measure({"map": system}, truth, [k], exclude=np.arange(len(pairs.new)), seed=seed, repeats=0)
-        queries.append(measured.values["map"][f"recall@{k}"][0])
+        measures = measure({"map": system}, truth, [k], exclude=np.arange(len(pairs.new)), seed=seed, repeats=0)
+        queries.append(measures.values["map"][f"recall@{k}"][0])
         forward = embedding_map.direction == "index"
         mapped.append(np.asarray(system.documents if forward else system.queries, np.float32))
         target = np.asarray(pairs.new if forward else old, np.float32)
@@ -267,14 +270,14 @@ def score(
     if held_out[0][0].keeps_old:
         return np.concatenate(queries), float("nan"), float("nan")
     x, y = np.concatenate(mapped), np.concatenate(targets)
-    left, total = float(np.square(x - y).sum()), float(np.square(y - y.mean(0)).sum())
+    residual, total = float(np.square(x - y).sum()), float(np.square(y - y.mean(0)).sum())
     cosine = float((normalized(x) * normalized(y)).sum(1).mean())
-    return np.concatenate(queries), 1 - left / max(total, 1e-12), cosine
+    return np.concatenate(queries), 1 - residual / max(total, 1e-12), cosine
 
 
 def choose(
-    listed: Sequence[Candidate],
-    parts: Sequence[tuple[Pairs, Pairs]],
+    contenders: Sequence[Candidate],
+    splits: Sequence[tuple[Pairs, Pairs]],
     *,
     metric: Metric = "cosine",
     few: bool = False,
@@ -285,16 +288,16 @@ def choose(
     """Choose the candidate with the highest recall over held-out queries and documents.
 
     With few pairs, a candidate must beat the old model, and a later (less safe) candidate must beat the earlier ones:
-    the confidence interval of the gain over queries must exclude 0. ``parts`` holds pairs for the fit and held-out
-    pairs; several parts are folds. Returns the choice, all scored candidates (best first), and the reason in words.
+    the confidence interval of the gain over queries must exclude 0. Each split holds pairs for the fit and held-out
+    pairs; several splits are folds. Returns the choice, all scored candidates (best first), and the reason in words.
     """
     from tqdm.auto import tqdm
 
-    fits = [(Fits(fit, metric=metric, seed=seed), held) for fit, held in parts]
+    fits = [(Fits(fit, metric=metric, seed=seed), held_out) for fit, held_out in splits]
     scored, weights, failed = [], None, {}
-    for candidate in tqdm(listed, desc="maps", disable=not progress):
+    for candidate in tqdm(contenders, desc="maps", disable=not progress):
         try:
-            queries, r2, cosine = score([(fit.map(candidate), held) for fit, held in fits], seed=seed)
+            queries, r2, cosine = score([(fit.map(candidate), held_out) for fit, held_out in fits], seed=seed)
         except (ValueError, torch.linalg.LinAlgError) as error:
             failed[candidate.label] = str(error)
             continue
@@ -305,7 +308,7 @@ def choose(
         raise ValueError(f"no map could be fitted: {failed}")
     best = max(scored, key=lambda scored_map: scored_map.recall)  # among ties the first, i.e. the simplest
     reason = f"highest recall on held-out pairs: {best.recall:.3f}"
-    if few and scored[0].candidate.name == KEEP:
+    if few and scored[0].candidate.name == OLD_MODEL:
         winner = scored[0]
         for name in dict.fromkeys(scored_map.candidate.name for scored_map in scored):  # the safest first
             rival = max(

@@ -1,4 +1,4 @@
-"""Decision on a map: predicted recall against a threshold, query scores, and ageing."""
+"""Decide whether a map is good enough (verdict), which queries to trust, and whether a map has aged."""
 
 from __future__ import annotations
 
@@ -118,23 +118,23 @@ def verdict(
     figure = result.figure
     predicted, old = _recall_score(result, name, figure), _recall_score(result, OLD, figure)
     extrapolated = _has_prediction(result, name, figure)
-    where = (
+    pool_description = (
         f"in an index of {result.index_size:,} documents"
         if extrapolated
         else f"in a pool of {result.documents:,} held-out documents (in a larger index it is lower)"
     )
-    value = predicted["value"] - margin
-    go = value >= threshold
+    with_margin = predicted["value"] - margin
+    go = with_margin >= threshold
     sure = predicted["low"] - margin >= threshold if go else predicted["high"] - margin < threshold
     reranked = _recall_score(result, name, "reranked@10") if "reranked@10" in result.scores[name] else None
     if extrapolated and not _has_prediction(result, name, "reranked@10"):
         reranked = None
-    more = {} if embedding_map.keeps_old else _more_pairs(embedding_map, predicted, result, name, figure)
+    more_pairs = {} if embedding_map.keeps_old else _extrapolate(embedding_map, predicted, result, name, figure)
     requirement = f"{threshold:g} is required" + (f", with a margin of {margin:.3g}" if margin else "")
-    choice = "the old model" if embedding_map.keeps_old else name
-    start = f"{'Go' if go else 'No go'}{'' if sure else ', but not beyond doubt,'} with {choice}"
+    model = "the old model" if embedding_map.keeps_old else name
+    decision = f"{'Go' if go else 'No go'}{'' if sure else ', but not beyond doubt,'} with {model}"
     sentences = [
-        f"{start}: predicted {figure} {where} is {predicted['value']:.3f} "
+        f"{decision}: predicted {figure} {pool_description} is {predicted['value']:.3f} "
         f"({predicted['low']:.3f} to {predicted['high']:.3f}), and {requirement}."
     ]
     if embedding_map.keeps_old:
@@ -149,11 +149,11 @@ def verdict(
         )
         if extrapolated:
             sentences.append(f"The old model is predicted to reach {old['value']:.3f} in the index.")
-        sentences += [f"With {int(pairs):,} pairs, expect about {recall:.3f}." for pairs, recall in more.items()]
-    kinds = {f: score for f, score in result.scores[name].items() if f.startswith(f"{figure} of ")}
-    if kinds:
-        worst = min(kinds, key=lambda kind: kinds[kind]["value"])
-        score = kinds[worst]
+        sentences += [f"With {int(pairs):,} pairs, expect about {recall:.3f}." for pairs, recall in more_pairs.items()]
+    scores_by_kind = {f: score for f, score in result.scores[name].items() if f.startswith(f"{figure} of ")}
+    if scores_by_kind:
+        worst = min(scores_by_kind, key=lambda kind: scores_by_kind[kind]["value"])
+        score = scores_by_kind[worst]
         sentences.append(
             f"In the pool, {worst} is lowest: {score['value']:.3f} ({score['low']:.3f} to {score['high']:.3f})."
         )
@@ -163,7 +163,7 @@ def verdict(
         )
     return Verdict(
         go, sure, " ".join(sentences), figure, name, predicted, old, threshold, margin,
-        result.index_size if extrapolated else None, more, reranked,
+        result.index_size if extrapolated else None, more_pairs, reranked,
     )  # fmt: skip
 
 
@@ -174,26 +174,26 @@ def _has_prediction(result: RetrievalResult, name: str, figure: str) -> bool:
 
 def _recall_score(result: RetrievalResult, name: str, figure: str) -> Score:
     """Return the predicted recall in the index, or the recall in the pool without a prediction."""
-    figures = result.predicted[name][figure] if _has_prediction(result, name, figure) else result.scores[name][figure]
-    return {key: float(value) for key, value in figures.items()}
+    score = result.predicted[name][figure] if _has_prediction(result, name, figure) else result.scores[name][figure]
+    return {key: float(value) for key, value in score.items()}
 
 
-def _more_pairs(
+def _extrapolate(
     embedding_map: EmbeddingMap, predicted: Score, result: RetrievalResult, name: str, figure: str
 ) -> dict[str, float]:
     """Extrapolate recall for two and four times the pairs, with the decay of the gains of the last two doublings."""
     curve = embedding_map.scores.get("pairs")
     if not curve:
         return {}
-    first, second = np.diff(curve["recall"])
-    if second <= 0:
+    first_gain, second_gain = np.diff(curve["recall"])
+    if second_gain <= 0:
         return {}
-    ratio = float(np.clip(second / first, 0.25, 1)) if first > 0 else 1.0
+    ratio = float(np.clip(second_gain / first_gain, 0.25, 1)) if first_gain > 0 else 1.0
     scale = predicted["value"] / max(result.scores[name][figure]["value"], 1e-12)
-    gains = np.cumsum([second * ratio, second * ratio**2]) * min(scale, 1.0)
+    gains = np.cumsum([second_gain * ratio, second_gain * ratio**2]) * min(scale, 1.0)
     count = curve["sizes"][-1]
     values = np.minimum(predicted["value"] + gains, 1).round(6).tolist()
-    return {str(count * times): value for times, value in zip((2, 4), values, strict=True)}
+    return {str(count * factor): value for factor, value in zip((2, 4), values, strict=True)}
 
 
 def query_scores(embedding_map: EmbeddingMap, queries: Any, documents: Any, *, near: int = 10, far: int = 50) -> Floats:
@@ -295,41 +295,41 @@ def monitor(embedding_map: EmbeddingMap, old: Any, new: Any, *, tolerance: float
             "monitor requires the scores of the fit: use a map from fit_embedding_map; for an adjoint(), monitor the "
             "original index map, or fit with direction='adjoint'"
         )
-    before, after = read_vectors(old, "old"), read_vectors(new, "new")
-    if len(before) != len(after):
-        raise ValueError(f"old and new must have the same number of rows, got {len(before)} and {len(after)}")
-    for name, side in (("the old vectors", before), ("the new vectors", after)):
+    old_rows, new_rows = read_vectors(old, "old"), read_vectors(new, "new")
+    if len(old_rows) != len(new_rows):
+        raise ValueError(f"old and new must have the same number of rows, got {len(old_rows)} and {len(new_rows)}")
+    for name, side in (("the old vectors", old_rows), ("the new vectors", new_rows)):
         check_vectors(side, name, metric=embedding_map.metric)
     pool, k = int(report["pool"]), int(report["k"])
-    if len(before) < max(4 * k, 20):
-        raise ValueError(f"monitor requires at least {max(4 * k, 20)} new pairs, got {len(before)}")
-    order = np.sort(np.random.default_rng(seed).permutation(len(before))[:pool])
-    before, after = before[order], after[order]
-    queries = score_pairs([(embedding_map, Pairs(before, after))], seed=seed, k=k)[0]
-    weights = query_weights(len(queries), 1000, seed)
-    now = interval(queries, weights)
-    old_map = EmbeddingMap.old_model(before.shape[1], metric=embedding_map.metric)
-    old_now = interval(score_pairs([(old_map, Pairs(before, after))], seed=seed, k=k)[0], weights)
+    if len(old_rows) < max(4 * k, 20):
+        raise ValueError(f"monitor requires at least {max(4 * k, 20)} new pairs, got {len(old_rows)}")
+    subset = np.sort(np.random.default_rng(seed).permutation(len(old_rows))[:pool])
+    old_rows, new_rows = old_rows[subset], new_rows[subset]
+    query_recalls = score_pairs([(embedding_map, Pairs(old_rows, new_rows))], seed=seed, k=k)[0]
+    weights = query_weights(len(query_recalls), 1000, seed)
+    now = interval(query_recalls, weights)
+    old_map = EmbeddingMap.old_model(old_rows.shape[1], metric=embedding_map.metric)
+    old_now = interval(score_pairs([(old_map, Pairs(old_rows, new_rows))], seed=seed, k=k)[0], weights)
     then = dict(report["recall"][embedding_map.name])
-    if len(before) < pool:
+    if len(old_rows) < pool:
         result = RetrievalResult.from_dict(report["result"])
-        points = np.array(result.pools[embedding_map.name][result.figure], dtype=float)
-        pools = np.log2(np.array(result.sizes))[finite := np.isfinite(points)]
-        slope = min(0.0, float(np.polyfit(pools, points[finite], 1)[0])) if len(pools) > 1 else 0.0
-        shift = slope * (np.log2(len(before)) - np.log2(pool))
-        then = {key: float(np.clip(value + shift, 0, 1)) for key, value in then.items()}
+        pool_recalls = np.array(result.pools[embedding_map.name][result.figure], dtype=float)
+        log_sizes = np.log2(np.array(result.sizes))[finite := np.isfinite(pool_recalls)]
+        slope = min(0.0, float(np.polyfit(log_sizes, pool_recalls[finite], 1)[0])) if len(log_sizes) > 1 else 0.0
+        change = slope * (np.log2(len(old_rows)) - np.log2(pool))
+        then = {key: float(np.clip(value + change, 0, 1)) for key, value in then.items()}
     loss = then["value"] - now["value"]
     width = float(np.hypot(then["high"] - then["low"], now["high"] - now["low"]) / 2)
     loss_interval = {"value": loss, "low": loss - width, "high": loss + width}
     aged = loss_interval["low"] > tolerance
     sentence = (
-        f"The map {'has aged' if aged else 'has not aged beyond doubt'}: recall@{k} among {len(before)} new pairs is "
+        f"The map {'has aged' if aged else 'has not aged beyond doubt'}: recall@{k} among {len(old_rows)} new pairs is "
         f"{now['value']:.3f} ({now['low']:.3f} to {now['high']:.3f}), and was {then['value']:.3f} in a pool of this "
         f"size; the old model finds {old_now['value']:.3f}."
     )
     if aged:
         sentence += " Check that both encoders are unchanged since the fit, and refit with recent pairs."
-    return Ageing(aged, sentence, now, then, loss_interval, old_now, len(before), len(before))
+    return Ageing(aged, sentence, now, then, loss_interval, old_now, len(old_rows), len(old_rows))
 
 
 @dataclass(frozen=True)
@@ -400,21 +400,28 @@ def calibrate(
         >>> calibrate([0.5, 0.85, 0.95], [0.4, 0.75, 0.85]).decisions
         [False, False, True]
     """
-    guesses, facts = np.asarray(predicted, float), np.asarray(true, float)
-    if guesses.shape != facts.shape or guesses.ndim != 1:
-        raise ValueError(f"predicted and true must have the same 1-d shape, got {guesses.shape} and {facts.shape}")
-    members = np.arange(len(guesses)) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
-    if len(set(members.tolist())) < 2:
+    predictions, recalls = np.asarray(predicted, float), np.asarray(true, float)
+    if predictions.shape != recalls.shape or predictions.ndim != 1:
+        raise ValueError(
+            f"predicted and true must have the same 1-d shape, got {predictions.shape} and {recalls.shape}"
+        )
+    group_ids = np.arange(len(predictions)) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
+    if len(set(group_ids.tolist())) < 2:
         raise ValueError("calibrate requires at least two pairs of encoders")
 
     def margin(rows: Any) -> float:
-        errors = guesses[rows] - facts[rows]
+        errors = predictions[rows] - recalls[rows]
         return float(errors.mean() if kind == "mean" else np.quantile(errors, 0.9))
 
-    decisions = [bool(g - margin(members != m) >= threshold - 1e-9) for g, m in zip(guesses, members, strict=True)]
-    truths = [bool(fact >= threshold) for fact in facts]
-    good, bad = guesses[truths], guesses[[not reached for reached in truths]]
-    wins = (good[:, None] > bad).mean() + (good[:, None] == bad).mean() / 2 if len(good) and len(bad) else np.nan
+    decisions = [
+        bool(prediction - margin(group_ids != group) >= threshold - 1e-9)
+        for prediction, group in zip(predictions, group_ids, strict=True)
+    ]
+    truths = [bool(recall >= threshold) for recall in recalls]
+    above, below = predictions[truths], predictions[[not reached for reached in truths]]
+    wins = (
+        (above[:, None] > below).mean() + (above[:, None] == below).mean() / 2 if len(above) and len(below) else np.nan
+    )
     accuracy = float(np.mean([a == b for a, b in zip(decisions, truths, strict=True)]))
-    whole = margin(np.full(len(guesses), True))
-    return Calibration(whole, decisions, truths, float(np.mean(truths)), accuracy, float(wins), threshold)
+    final_margin = margin(np.full(len(predictions), True))
+    return Calibration(final_margin, decisions, truths, float(np.mean(truths)), accuracy, float(wins), threshold)

@@ -31,6 +31,7 @@ Side: TypeAlias = Literal["input", "old", "new"]
 RECORD = "embedding_map"
 """Key in the recipe of the stitcher."""
 BEGIN, END = "<!-- embedding map -->", "<!-- end of embedding map -->"
+"""Comments around the section of the map in the model card."""
 
 
 class EmbeddingMap:
@@ -122,10 +123,10 @@ class EmbeddingMap:
             "scores": dict(scores or {}),
             **more,
         }
-        inner, outer = (RepresentationSpec("bd", width) for width in (stitch.in_features, stitch.out_features))
-        ends = ("old encoder", "new encoder") if direction == "index" else ("new encoder", "old encoder")
-        source, target = (ModelReference(None, "torch", summary=end) for end in ends)
-        layer = StitchingLayer(inner, outer, "none", stitch.float().cpu().eval())
+        in_spec, out_spec = (RepresentationSpec("bd", width) for width in (stitch.in_features, stitch.out_features))
+        summaries = ("old encoder", "new encoder") if direction == "index" else ("new encoder", "old encoder")
+        source, target = (ModelReference(None, "torch", summary=summary) for summary in summaries)
+        layer = StitchingLayer(in_spec, out_spec, "none", stitch.float().cpu().eval())
         return cls(Stitcher(layer, source, "vectors", target, "vectors", recipe={**(recipe or {}), RECORD: record}))
 
     @classmethod
@@ -169,7 +170,7 @@ class EmbeddingMap:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Part of the recipe on the embedding map: direction, metric, scores, candidates."""
+        """Entry of the recipe for the embedding map: direction, metric, scores, candidates."""
         record: dict[str, Any] = self.stitcher.recipe[RECORD]
         return record
 
@@ -235,13 +236,13 @@ class EmbeddingMap:
             side = "old" if self.direction == "index" else "new"
             if self.direction == "adjoint":  # scaling a query does not change its ranking
                 return
-            unit = self.record.get("input_normalized")
-            fitted = None if unit is None else (1.0, 1.0) if unit else (0.0, np.inf)
+            requires_unit = self.record.get("input_normalized")
+            length_range = None if requires_unit is None else (1.0, 1.0) if requires_unit else (0.0, np.inf)
         else:
-            fitted = None
-        fitted = (self.record.get("lengths") or {}).get(side, fitted)
-        if fitted is not None:
-            check_lengths(vectors, fitted, name)
+            length_range = None
+        length_range = (self.record.get("lengths") or {}).get(side, length_range)
+        if length_range is not None:
+            check_lengths(vectors, length_range, name)
 
     def affine(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
         """Return weights and bias of an affine map.
@@ -337,16 +338,22 @@ class EmbeddingMap:
 
     def card(self) -> str:
         """Return the Markdown section on the embedding map for the model card."""
-        applied = {
+        inputs = {
             "index": "old document vectors, to the space of the new model",
             "query": "new query vectors, to the space of the old index",
             "adjoint": "new query vectors, to the space of the old index, by the transpose of an index map",
         }[self.direction]
         record, scores = plain(self.record), plain(self.scores)
-        use = "No map beats the old model: keep it." if self.keeps_old else f"The map applies to {applied}."
-        lines = [BEGIN, "## Embedding map", "", f"{use} Metric: {plain(self.metric)}. Map: {plain(self.name)}.", ""]
-        if verdict := (record.get("verdict") or {}).get("sentence"):
-            lines += [f"**{verdict}**", ""]
+        lead = "No map beats the old model: keep it." if self.keeps_old else f"The map applies to {inputs}."
+        lines = [
+            BEGIN,
+            "## Embedding map",
+            "",
+            f"{lead} Metric: {plain(self.metric)}. Map: {plain(self.name)}.",
+            "",
+        ]
+        if verdict_sentence := (record.get("verdict") or {}).get("sentence"):
+            lines += [f"**{verdict_sentence}**", ""]
         if report := scores.get("report"):
             lines += ["| on held-out pairs | value | interval |", "| --- | --- | --- |"]
             lines += [

@@ -1,4 +1,4 @@
-"""Map from few pairs and many unpaired rows, by mutual nearest neighbours."""
+"""Matcher for few pairs and many unpaired rows, by mutual nearest neighbours."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ class SeededRefinement(UnpairedMatcher):
             )
         check_unpaired(*unpaired, x.shape[1], y.shape[1])
         x, y = x.detach().cpu().double(), y.detach().cpu().double()
-        u, v = (some_rows(rows, self.rows, self.seed + side) for side, rows in enumerate(unpaired))
-        of_x, of_y = torch.cat([x, u]).mean(0), torch.cat([y, v]).mean(0)
-        centred = [rows.float() for rows in (x - of_x, y - of_y, u - of_x, v - of_y)]
+        u, v = (subsample(rows, self.rows, self.seed + side) for side, rows in enumerate(unpaired))
+        x_mean, y_mean = torch.cat([x, u]).mean(0), torch.cat([y, v]).mean(0)
+        centred = [rows.float() for rows in (x - x_mean, y - y_mean, u - x_mean, v - y_mean)]
         rank, score = _held_out_rank(centred[0], centred[1], centred[3])
         if score < CHANCE:
             raise NoAlignmentError(
@@ -99,7 +99,7 @@ class SeededRefinement(UnpairedMatcher):
                 f"the correct row (chance: 50%; z-score {score:.1f}, {CHANCE:g} required). Check the {len(x)} pairs or "
                 "pass more; the two sides may be unrelated"
             )
-        refinement = refined(
+        refinement = refine(
             (centred[0], centred[1]), centred[2], centred[3], neighbours=self.neighbours, iterations=self.iterations,
             seed=self.seed, keep=True,
         )  # fmt: skip
@@ -123,14 +123,14 @@ def _held_out_rank(x: Tensor, y: Tensor, unpaired: Tensor) -> tuple[float, float
         fit_mask = torch.ones(len(x), dtype=torch.bool)
         fit_mask[fold] = False
         x_span, y_span = span(x[fit_mask], y[fit_mask])
-        queries = unit(x[fold] @ x_span)
-        partner_cosines = (queries * unit(y[fold] @ y_span)).sum(1, keepdim=True)
-        nearer.append((queries @ unit(unpaired @ y_span).T > partner_cosines).double().mean(1))
+        queries = unit_rows(x[fold] @ x_span)
+        partner_cosines = (queries * unit_rows(y[fold] @ y_span)).sum(1, keepdim=True)
+        nearer.append((queries @ unit_rows(unpaired @ y_span).T > partner_cosines).double().mean(1))
     rank = torch.cat(nearer).mean().item()
     return rank, (0.5 - rank) * (12 * len(x)) ** 0.5
 
 
-def unit(rows: Tensor) -> Tensor:
+def unit_rows(rows: Tensor) -> Tensor:
     """Divide rows by their lengths; zero rows stay unchanged."""
     return functional.normalize(rows, dim=1)
 
@@ -141,10 +141,10 @@ def mutual_neighbours(x: Tensor, y: Tensor, k: int) -> tuple[Tensor, Tensor]:
     ``CSLS(x, y) = 2 cos(x, y) - r(x) - r(y)``, where r is the mean cosine to the k nearest rows of the opposite side.
     The correction penalises hubs. All similarities are held in memory.
     """
-    cosines = unit(x) @ unit(y).T
-    of_x = cosines.topk(min(k, len(y)), dim=1).values.mean(1)
-    of_y = cosines.topk(min(k, len(x)), dim=0).values.mean(0)
-    scaled = cosines.mul_(2).sub_(of_x[:, None]).sub_(of_y)
+    cosines = unit_rows(x) @ unit_rows(y).T
+    x_mean_cosines = cosines.topk(min(k, len(y)), dim=1).values.mean(1)
+    y_mean_cosines = cosines.topk(min(k, len(x)), dim=0).values.mean(0)
+    scaled = cosines.mul_(2).sub_(x_mean_cosines[:, None]).sub_(y_mean_cosines)
     partner, back = scaled.argmax(1), scaled.argmax(0)
     mutual = (back[partner] == torch.arange(len(x), device=x.device)).nonzero()[:, 0]
     return mutual, partner[mutual]
@@ -162,8 +162,8 @@ def span(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Refined:
-    """Pairs of a refinement."""
+class Refinement:
+    """Pairs found by :func:`refine`."""
 
     x: Tensor  # numbers of rows of x
     y: Tensor  # numbers of their partners
@@ -171,10 +171,10 @@ class Refined:
     stable: bool  # whether the last of them left all pairs unchanged
 
 
-def refined(
+def refine(
     start: tuple[Tensor, Tensor], x: Tensor, y: Tensor, *, neighbours: int, iterations: int, seed: int,
     keep: bool = False, whole: bool = True,
-) -> Refined:  # fmt: skip
+) -> Refinement:  # fmt: skip
     """Alternate between fitting a map to pairs and taking mutual neighbours under it as the new pairs.
 
     The first ``iterations`` rounds use fresh random halves of the rows, to keep wrong pairs from confirming each other.
@@ -183,23 +183,23 @@ def refined(
     generator = torch.Generator().manual_seed(seed)
     pairs, mutual = start, (torch.empty(0), torch.empty(0))
     rounds, stable = 0, False
-    for number in range(2 * iterations if whole else iterations):
-        halves = number < iterations
+    for round_number in range(2 * iterations if whole else iterations):
+        use_halves = round_number < iterations
         x_rows, y_rows = (
-            torch.randperm(count, generator=generator)[: max(2, count // 2)] if halves else torch.arange(count)
+            torch.randperm(count, generator=generator)[: max(2, count // 2)] if use_halves else torch.arange(count)
             for count in (len(x), len(y))
         )
         left, right = span(*pairs)
         i, j = mutual_neighbours(x[x_rows] @ left, y[y_rows] @ right, neighbours)
         i, j = x_rows[i], y_rows[j]
-        if not halves:
+        if not use_halves:
             rounds += 1
             stable = torch.equal(i, mutual[0]) and torch.equal(j, mutual[1])
         mutual = i, j
         if stable:
             break
         pairs = (torch.cat([start[0], x[i]]), torch.cat([start[1], y[j]])) if keep else (x[i], y[j])
-    return Refined(*mutual, rounds, stable)
+    return Refinement(*mutual, rounds, stable)
 
 
 @torch.no_grad()
@@ -210,14 +210,15 @@ def orthogonal(moments: Moments, x: Tensor, y: Tensor, dtype: torch.dtype) -> Li
     describe only the rows that happened to be paired.
     """
     procrustes = Procrustes().fit(moments, torch.float64)
-    rotation, of_x, of_y = procrustes.weight.detach(), x.mean(0), y.mean(0)
+    rotation, x_mean, y_mean = procrustes.weight.detach(), x.mean(0), y.mean(0)
     # Only the directions that the map joins: the wider side has additional ones.
     spread_x, spread_y = (
-        (rows @ turn).square().mean(0).sum() for rows, turn in ((x - of_x, rotation.T), (y - of_y, rotation))
+        (rows @ projection).square().mean(0).sum()
+        for rows, projection in ((x - x_mean, rotation.T), (y - y_mean, rotation))
     )
     scale = (spread_y / spread_x).sqrt()
     weight = (scale * rotation).to(dtype)
-    stitch = LinearStitch.of(weight=weight, bias=(of_y - weight.double() @ of_x).to(dtype))
+    stitch = LinearStitch.of(weight=weight, bias=(y_mean - weight.double() @ x_mean).to(dtype))
     return recorded(stitch, moments, scale=scale.item(), xy_rank=int(procrustes.fitted["xy_rank"]))
 
 
@@ -234,7 +235,7 @@ def check_unpaired(x: Tensor, y: Tensor, dx: int, dy: int) -> None:
             raise ValueError(f"unpaired rows of the {side} contain NaN or infinity; drop these rows")
 
 
-def some_rows(rows: Tensor, count: int, seed: int) -> Tensor:
+def subsample(rows: Tensor, count: int, seed: int) -> Tensor:
     """Return at most ``count`` random rows on the CPU in float64."""
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:count]
     return rows.detach().cpu()[order].double()

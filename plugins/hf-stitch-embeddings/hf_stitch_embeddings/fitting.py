@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-LEAST = 20
+MIN_PAIRS = 20
 """Minimum number of pairs for a split into three parts."""
-SHARE = 0.2
+HELD_OUT_SHARE = 0.2
 """Share of the pairs for the choice, and share for the report."""
-MOST = 2000
+MAX_HELD_OUT = 2000
 """Maximum number of pairs for the choice, and maximum for the report."""
 DUPLICATE = 0.98
 """Two rows count as near-duplicates if the cosine of centred vectors reaches this threshold in both spaces."""
-PROBED = 4
-"""Number of texts to test whether an encoder encodes queries and documents alike."""
+PROBE_TEXTS = 4
+"""Number of texts to test whether an encoder encodes queries and documents identically."""
 FOLDS = 4
 """Folds of cross-validation with few pairs; more folds would make the pools too small."""
 
@@ -75,16 +75,16 @@ def split_pairs(old: Vectors, new: Vectors, *, texts: Sequence[str] | None = Non
         >>> len(parts.fit), len(parts.choose), len(parts.report), len(parts.removed)
         (60, 20, 20, 0)
     """
-    count = len(old)
-    if count < LEAST:
-        raise ValueError(f"at least {LEAST} pairs are required (about 1,000 for a good map), got {count}")
-    order = np.random.default_rng(seed).permutation(count)
-    size = min(MOST, max(4, round(SHARE * count)))
-    report, chosen, fit = np.sort(order[:size]), np.sort(order[size : 2 * size]), np.sort(order[2 * size :])
-    means = [np.asarray(side[np.sort(order[:MOST])], np.float32).mean(0) for side in (old, new)]
+    pair_count = len(old)
+    if pair_count < MIN_PAIRS:
+        raise ValueError(f"at least {MIN_PAIRS} pairs are required (about 1,000 for a good map), got {pair_count}")
+    order = np.random.default_rng(seed).permutation(pair_count)
+    size = min(MAX_HELD_OUT, max(4, round(HELD_OUT_SHARE * pair_count)))
+    report, choice, fit = np.sort(order[:size]), np.sort(order[size : 2 * size]), np.sort(order[2 * size :])
+    means = [np.asarray(side[np.sort(order[:MAX_HELD_OUT])], np.float32).mean(0) for side in (old, new)]
     keys = None if texts is None else np.array([" ".join(text.lower().split()) for text in texts], dtype=object)
 
-    def near(rows: Rows, references: Rows) -> npt.NDArray[np.bool_]:
+    def near_duplicates(rows: Rows, references: Rows) -> npt.NDArray[np.bool_]:
         """Mark the rows with a near-duplicate in a second set."""
         duplicate = np.zeros(len(rows), dtype=bool)
         if keys is not None:
@@ -101,16 +101,16 @@ def split_pairs(old: Vectors, new: Vectors, *, texts: Sequence[str] | None = Non
             duplicate[start : start + 2048] |= near_in_both.any(1)
         return duplicate
 
-    doubled = near(chosen, report)
-    removed, chosen = [chosen[doubled]], chosen[~doubled]
-    doubled = near(fit, np.concatenate([report, chosen]))
-    removed, fit = [*removed, fit[doubled]], fit[~doubled]
-    if len(fit) < LEAST // 2 or len(chosen) < 2:
+    duplicate_mask = near_duplicates(choice, report)
+    removed, choice = [choice[duplicate_mask]], choice[~duplicate_mask]
+    duplicate_mask = near_duplicates(fit, np.concatenate([report, choice]))
+    removed, fit = [*removed, fit[duplicate_mask]], fit[~duplicate_mask]
+    if len(fit) < MIN_PAIRS // 2 or len(choice) < 2:
         raise ValueError(
-            f"only {len(fit) + len(chosen) + len(report)} of {count} pairs remain without near-duplicates: "
+            f"only {len(fit) + len(choice) + len(report)} of {pair_count} pairs remain without near-duplicates: "
             "pass pairs of different texts"
         )
-    return Parts(fit, chosen, report, np.sort(np.concatenate(removed)))
+    return Parts(fit, choice, report, np.sort(np.concatenate(removed)))
 
 
 @checked
@@ -168,58 +168,60 @@ def fit_embedding_map(
     """
     from hf_stitch_embeddings.deciding import verdict
 
-    (old, olds), (new, news) = (
-        _side(side, texts, name, progress) for side, name in ((source, "source"), (target, "target"))
+    (old, old_queries), (new, new_queries) = (
+        _read_side(side, texts, name, progress) for side, name in ((source, "source"), (target, "target"))
     )
-    pairs = Pairs(old, new, None if olds is old and news is new else (olds, news))
+    pairs = Pairs(old, new, None if old_queries is old and new_queries is new else (old_queries, new_queries))
     check_pairs(old, new, ids=ids, metric=metric)
     if texts is not None and len(texts) != len(old):
         raise ValueError(f"texts must have one text per row ({len(old)}), got {len(texts)}")
     parts = split_pairs(old, new, texts=texts, seed=seed)
     maps = candidates(len(old), old.shape[1], new.shape[1], map=map, direction=direction, metric=metric)
     few = len(old) < FEW
-    both = np.sort(np.concatenate([parts.fit, parts.choose]))
+    fit_and_choose = np.sort(np.concatenate([parts.fit, parts.choose]))
     record: dict[str, Any] = {"index_size": index_size}
     if len(maps) == 1:
-        chosen = maps[0]
+        best = maps[0]
     else:
         if few:
-            folds = np.array_split(np.random.default_rng(seed).permutation(both), FOLDS)
-            held_out = [(pairs.take(np.setdiff1d(both, fold)), pairs.take(np.sort(fold))) for fold in folds]
+            folds = np.array_split(np.random.default_rng(seed).permutation(fit_and_choose), FOLDS)
+            held_out = [(pairs.take(np.setdiff1d(fit_and_choose, fold)), pairs.take(np.sort(fold))) for fold in folds]
         else:
             held_out = [(pairs.take(parts.fit), pairs.take(parts.choose))]
-        chosen, scored, reason = choose(maps, held_out, metric=metric, few=few, seed=seed, progress=progress)
-        record |= {"candidates": [candidate.to_dict() for candidate in scored], "reason": reason}
-    embedding_map = Fits(pairs.take(both), metric=metric, seed=seed).map(chosen)
+        best, scored_candidates, reason = choose(maps, held_out, metric=metric, few=few, seed=seed, progress=progress)
+        record |= {"candidates": [candidate.to_dict() for candidate in scored_candidates], "reason": reason}
+    embedding_map = Fits(pairs.take(fit_and_choose), metric=metric, seed=seed).map(best)
     sizes = {name: len(getattr(parts, name)) for name in ("fit", "choose", "report", "removed")}
     embedding_map.record.update(record, parts=sizes)
     embedding_map.recipe["versions"] = {
         name: importlib.metadata.version(name) for name in ("hf-stitch", "numpy", "torch")
     }
     embedding_map.scores = _report(embedding_map, pairs.take(parts.report), index_size, seed)
-    if not embedding_map.keeps_old and len(both) >= 80:
-        embedding_map.scores["pairs"] = _more_pairs(chosen, embedding_map, pairs, both, parts.report, seed)
+    if not embedding_map.keeps_old and len(fit_and_choose) >= 80:
+        embedding_map.scores["pairs"] = _recall_by_pairs(best, embedding_map, pairs, fit_and_choose, parts.report, seed)
     embedding_map.record["use_all"] = use_all
     if use_all and not embedding_map.keeps_old:
-        final = Fits(pairs, metric=metric, seed=seed).map(chosen)
-        final.record.update({key: value for key, value in embedding_map.record.items() if key not in final.record})
-        final.recipe["versions"], final.scores = embedding_map.recipe["versions"], embedding_map.scores
-        embedding_map = final
+        refitted = Fits(pairs, metric=metric, seed=seed).map(best)
+        refitted.record.update(
+            {key: value for key, value in embedding_map.record.items() if key not in refitted.record}
+        )
+        refitted.recipe["versions"], refitted.scores = embedding_map.recipe["versions"], embedding_map.scores
+        embedding_map = refitted
     embedding_map.record["scores"] = embedding_map.scores
     embedding_map.record["verdict"] = verdict(embedding_map).to_dict()
     return embedding_map
 
 
-def _side(source: Any, texts: Sequence[str] | None, name: str, progress: bool) -> tuple[Vectors, Vectors]:
+def _read_side(source: Any, texts: Sequence[str] | None, name: str, progress: bool) -> tuple[Vectors, Vectors]:
     """Return the document and query vectors of a side; both are one array if the encoder treats them alike."""
     if not is_encoder(source):
         documents = read_vectors(source, name)
         return documents, documents
     if texts is None:
         raise ValueError(f"{name} is an encoder: pass `texts`")
-    documents, probe = encode(source, texts, progress=progress), list(texts[:PROBED])
+    documents, probe_texts = encode(source, texts, progress=progress), list(texts[:PROBE_TEXTS])
     alike = not hasattr(source, "encode_query") or np.array_equal(
-        encode(source, probe), encode(source, probe, queries=True)
+        encode(source, probe_texts), encode(source, probe_texts, queries=True)
     )
     return documents, documents if alike else encode(source, texts, queries=True, progress=progress)
 
@@ -242,7 +244,7 @@ def _report(embedding_map: EmbeddingMap, pairs: Pairs, index_size: int | None, s
     return {"report": {"n": len(old), "pool": len(old), "k": k, "recall": recall, "result": result.to_dict()}}
 
 
-def _more_pairs(
+def _recall_by_pairs(
     chosen: Candidate, embedding_map: EmbeddingMap, pairs: Pairs, rows: Rows, report: Rows, seed: int
 ) -> dict[str, Any]:
     """Return held-out recall of maps fitted to a quarter, a half and all of the pairs."""
@@ -370,21 +372,23 @@ def pairs_curve(
         >>> curve.old, list(curve.scores)
         (1.0, ['ridge, index', 'ridge, query', 'ridge, adjoint'])
     """
-    before, after = read_vectors(old_pairs, "old_pairs"), read_vectors(new_pairs, "new_pairs")
+    old_rows, new_rows = read_vectors(old_pairs, "old_pairs"), read_vectors(new_pairs, "new_pairs")
     directions: tuple[Direction, ...] = ("index", "query") if metric == "l2" else ("index", "query", "adjoint")
-    maps = dict(maps or {f"ridge, {way}": ("ridge", way) for way in directions})
-    fitting = {
-        name: candidates(len(before), before.shape[1], after.shape[1], map=m, direction=d, metric=metric)[0]
-        for name, (m, d) in maps.items()
+    maps = dict(maps or {f"ridge, {map_direction}": ("ridge", map_direction) for map_direction in directions})
+    candidates_by_name = {
+        name: candidates(
+            len(old_rows), old_rows.shape[1], new_rows.shape[1], map=matcher, direction=map_direction, metric=metric
+        )[0]
+        for name, (matcher, map_direction) in maps.items()
     }
-    values: dict[str, dict[str, list[Any]]] = {name: {} for name in maps}
+    recalls: dict[str, dict[str, list[Any]]] = {name: {} for name in maps}
     figure, old = f"recall@{k}", float("nan")
-    for count in [size for size in sizes if size <= len(before)]:
+    for count in [size for size in sizes if size <= len(old_rows)]:
         for seed in seeds:
-            rows = np.sort(np.random.default_rng(seed).permutation(len(before))[:count])
-            fits = Fits(Pairs(before[rows], after[rows]), metric=metric, seed=seed)
+            rows = np.sort(np.random.default_rng(seed).permutation(len(old_rows))[:count])
+            fits = Fits(Pairs(old_rows[rows], new_rows[rows]), metric=metric, seed=seed)
             result = evaluate_retrieval(
-                {name: fits.map(candidate) for name, candidate in fitting.items()},
+                {name: fits.map(candidate) for name, candidate in candidates_by_name.items()},
                 *(old_documents, new_documents, old_queries, new_queries),
                 k=k,
                 baselines=False,
@@ -392,12 +396,12 @@ def pairs_curve(
             )
             figure, old = result.figure, result.scores["old model"][nearest_to_ten([figure])]["value"]
             for name in maps:
-                values[name].setdefault(str(count), []).append(result.per_query[name])
+                recalls[name].setdefault(str(count), []).append(result.per_query[name])
     scores: dict[str, dict[str, Score]] = {name: {} for name in maps}
-    for name, row in values.items():
-        for size, drawn in row.items():
-            table = np.stack(drawn)
-            over_seeds, over_queries = (query_weights(n, resamples, place) for place, n in enumerate(table.shape))
-            means = np.einsum("rs,sq,rq->r", over_seeds, table, over_queries) / table.size
+    for name, row in recalls.items():
+        for size, per_seed in row.items():
+            seed_recalls = np.stack(per_seed)
+            over_seeds, over_queries = (query_weights(n, resamples, axis) for axis, n in enumerate(seed_recalls.shape))
+            means = np.einsum("rs,sq,rq->r", over_seeds, seed_recalls, over_queries) / seed_recalls.size
             scores[name][size] = asdict(as_score(means))
     return PairsCurve(scores, figure, len(seeds), old)

@@ -14,14 +14,15 @@ import numpy.typing as npt
 from hf_stitch.options import checked
 from hf_stitch.storage.files import decoding
 from hf_stitch_embeddings.retrieval import exact_search
-from hf_stitch_embeddings.stores.base import Rows, VectorStore, written
-from hf_stitch_embeddings.vectors import Metric, differ, encode, lengths, normalized, read_vectors
+from hf_stitch_embeddings.stores.base import Rows, VectorStore, write_errors
+from hf_stitch_embeddings.vectors import Metric, encode, lengths, normalized, outside_range, read_vectors
 
 First: TypeAlias = Literal["hubs", "asked", "random"]
 """Rows to re-embed first: nearest neighbours of many documents, nearest neighbours of past queries, or random rows."""
 WAITING = "in_store = 0 AND vector IS NOT NULL"
-CHECKED, ALIKE = 3, 0.99
-"""Number of documents to check a file with, and minimum cosine of equal vectors (remote encoders are not exact)."""
+"""SQL condition for exact vectors that are not in the store yet."""
+CHECKED, SAME_COSINE = 3, 0.99
+"""Number of documents to re-embed to check a file; minimum cosine of equal vectors (remote encoders are not exact)."""
 NEAR, HUBS_OF = 10, 20_000
 """Number of neighbours per document, and maximum number of documents to count neighbours of."""
 
@@ -75,25 +76,25 @@ class LazyUpgrade:
     ) -> None:
         self.store, self.encoder, self.texts, self.metric, self.every = store, encoder, texts, metric, every
         self.embedded = 0
-        self._place = Path(kept).expanduser()
-        with _named(self._place):
-            self._place.parent.mkdir(parents=True, exist_ok=True)
-            self._kept = sqlite3.connect(self._place)
-            with self._kept:
-                self._kept.execute(
+        self._file = Path(kept).expanduser()
+        with _name_file_in_errors(self._file):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(self._file)
+            with self._db:
+                self._db.execute(
                     "CREATE TABLE IF NOT EXISTS exact (id PRIMARY KEY, vector BLOB, in_store INTEGER NOT NULL)"
                 )
-            if not self._kept.execute("SELECT 1 FROM sqlite_master WHERE name = 'exact' AND type = 'table'").fetchone():
+            if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'exact' AND type = 'table'").fetchone():
                 raise sqlite3.DatabaseError("'exact' is not a table")
         self._check_file()
 
     def _read(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
-        with _named(self._place):
-            return self._kept.execute(query, values).fetchall()
+        with _name_file_in_errors(self._file):
+            return self._db.execute(query, values).fetchall()
 
     def _vectors(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, Any]]:
         """Return ids and their vectors; the vector is None for documents without a text."""
-        with decoding(self._place):
+        with decoding(self._file):
             return [
                 (id_, None if vector is None else np.frombuffer(vector, np.float32))
                 for id_, vector in self._read(query, values)
@@ -101,8 +102,8 @@ class LazyUpgrade:
 
     def _write(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
         """Write all rows or none."""
-        with _named(self._place), self._kept:
-            self._kept.executemany(query, rows)
+        with _name_file_in_errors(self._file), self._db:
+            self._db.executemany(query, rows)
 
     def _check_file(self) -> None:
         """Raise an error if re-embedding three stored documents shows that the encoder or the store differs."""
@@ -112,14 +113,15 @@ class LazyUpgrade:
         if not with_text:
             return
         fresh = normalized(encode(self.encoder, [text for text, _ in with_text]))
-        rows = [vector for _, vector in with_text]
+        stored_vectors = [vector for _, vector in with_text]
         alike = [
-            len(a) == len(b) and float(a @ normalized(b[None])[0]) > ALIKE for a, b in zip(fresh, rows, strict=True)
+            len(a) == len(b) and float(a @ normalized(b[None])[0]) > SAME_COSINE
+            for a, b in zip(fresh, stored_vectors, strict=True)
         ]
         if not any(alike):
-            self._kept.close()
+            self._db.close()
             raise ValueError(
-                f"{self._place} belongs to a different encoder or store: re-embedding {len(with_text)} of its "
+                f"{self._file} belongs to a different encoder or store: re-embedding {len(with_text)} of its "
                 "documents gives different vectors; use a new file"
             )
 
@@ -132,14 +134,14 @@ class LazyUpgrade:
         if error[0] is None:
             self.close()
         else:
-            self._kept.close()  # its vectors go to the store at the next update
+            self._db.close()  # its vectors go to the store at the next update
 
     def close(self) -> None:
         """Write all exact vectors to the store, and close the file."""
         try:
             self.update_store()
         finally:
-            self._kept.close()
+            self._db.close()
 
     @property
     def exact(self) -> int:
@@ -164,13 +166,13 @@ class LazyUpgrade:
             raise ValueError(f"k must be from 1 to rerank, {rerank}, got {k}")
         query_rows = read_vectors(queries, "queries").astype(np.float32)
         neighbours = self.store.search(query_rows, rerank)
-        exact = self._exact(list(dict.fromkeys(id_ for row in neighbours for id_ in row)))
-        answers = []
-        for query, near in zip(query_rows, neighbours, strict=True):
-            candidates = np.stack([exact[id_] for id_ in near])
-            order = exact_search(query[None], candidates, min(k, len(near)), metric=self.metric)[0][0]
-            answers.append([near[place] for place in order])
-        return answers
+        exact = self._exact_vectors(list(dict.fromkeys(id_ for row in neighbours for id_ in row)))
+        ranked_ids = []
+        for query, retrieved in zip(query_rows, neighbours, strict=True):
+            candidates = np.stack([exact[id_] for id_ in retrieved])
+            order = exact_search(query[None], candidates, min(k, len(retrieved)), metric=self.metric)[0][0]
+            ranked_ids.append([retrieved[position] for position in order])
+        return ranked_ids
 
     def embed(self, ids: Sequence[Any]) -> int:
         """Re-embed documents without a query.
@@ -181,8 +183,8 @@ class LazyUpgrade:
         Returns:
             Number of documents with exact vectors; the remaining documents do not have a text.
         """
-        ids = _plain(ids)
-        self._exact(ids)
+        ids = _sqlite_ids(ids)
+        self._exact_vectors(ids)
         return sum(vector is not None for vector in self._stored_vectors(ids).values())
 
     def forget(self, ids: Sequence[Any]) -> None:
@@ -191,7 +193,7 @@ class LazyUpgrade:
         Args:
             ids: Ids of documents.
         """
-        self._write("DELETE FROM exact WHERE id = ?", [(id_,) for id_ in _plain(ids)])
+        self._write("DELETE FROM exact WHERE id = ?", [(id_,) for id_ in _sqlite_ids(ids)])
 
     def update_store(self) -> int:
         """Write pending exact vectors to the store.
@@ -203,7 +205,7 @@ class LazyUpgrade:
         for start in range(0, len(waiting), self.every):
             chunk = waiting[start : start + self.every]
             ids = [id_ for id_, _ in chunk]
-            with written(f"the {type(self.store).__name__}"):
+            with write_errors(f"the {type(self.store).__name__}"):
                 self.store.replace(ids, np.stack([vector for _, vector in chunk]))
             self._write("UPDATE exact SET in_store = 1 WHERE id = ?", [(id_,) for id_ in ids])
         return len(waiting)
@@ -213,11 +215,11 @@ class LazyUpgrade:
         vectors: dict[Any, Rows | None] = {}
         for start in range(0, len(ids), 500):
             chunk = ids[start : start + 500]
-            marks = ", ".join("?" * len(chunk))
-            vectors |= dict(self._vectors(f"SELECT id, vector FROM exact WHERE id IN ({marks})", chunk))
+            placeholders = ", ".join("?" * len(chunk))
+            vectors |= dict(self._vectors(f"SELECT id, vector FROM exact WHERE id IN ({placeholders})", chunk))
         return vectors
 
-    def _exact(self, ids: list[Any]) -> dict[Any, Rows]:
+    def _exact_vectors(self, ids: list[Any]) -> dict[Any, Rows]:
         """Return exact vectors, embedding new documents; documents without a text keep their mapped vectors."""
         exact = self._stored_vectors(ids)
         unknown = [id_ for id_ in ids if id_ not in exact]
@@ -241,8 +243,8 @@ class LazyUpgrade:
             )
             self.embedded += len(with_text)
             exact |= vectors
-        gone = [id_ for id_ in ids if exact[id_] is None]
-        exact |= dict(zip(gone, self.store.vectors(gone), strict=True)) if gone else {}
+        without_text = [id_ for id_ in ids if exact[id_] is None]
+        exact |= dict(zip(without_text, self.store.vectors(without_text), strict=True)) if without_text else {}
         if self._read(f"SELECT count(*) FROM exact WHERE {WAITING}")[0][0] >= self.every:
             self.update_store()
         return {id_: row for id_, row in exact.items() if row is not None}
@@ -250,7 +252,7 @@ class LazyUpgrade:
     def _check_lengths(self, ids: list[Any], fresh: Rows) -> None:
         """Raise an error if exact vectors differ in length from the vectors they replace, which distorts ranking."""
         stored, exact = lengths(self.store.vectors(ids)), lengths(fresh)
-        if stored.size and exact.size and differ(exact, (float(stored.min()), float(stored.max()))):
+        if stored.size and exact.size and outside_range(exact, (float(stored.min()), float(stored.max()))):
             raise ValueError(
                 f"encoder must return vectors of lengths {stored.min():.3g} to {stored.max():.3g} as in the store, got "
                 f"{exact.min():.3g} to {exact.max():.3g}, and metric {self.metric} depends on lengths: configure "
@@ -259,19 +261,19 @@ class LazyUpgrade:
 
 
 @contextmanager
-def _named(place: Path) -> Iterator[None]:
+def _name_file_in_errors(file: Path) -> Iterator[None]:
     """Add the file name to errors of SQLite and of the disk."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
         raise OSError(
-            f"{place} could not be used ({error}); its vectors are unchanged: free disk space, end the process that "
+            f"{file} could not be used ({error}); its vectors are unchanged: free disk space, end the process that "
             "locks the file, or use a new file"
         ) from error
 
 
-def _plain(ids: Sequence[Any]) -> list[Any]:
-    """Return ids as SQLite compares them: numpy integers as int."""
+def _sqlite_ids(ids: Sequence[Any]) -> list[Any]:
+    """Convert numpy integers to int, as SQLite requires."""
     return [id_.item() if isinstance(id_, np.generic) else id_ for id_ in ids]
 
 
@@ -311,12 +313,12 @@ def rows_first(
     order = np.random.default_rng(seed).permutation(len(rows))
     if first == "random":
         return order[:count]
-    near = min(NEAR, len(rows) - 1)
+    neighbour_count = min(NEAR, len(rows) - 1)
     if first == "asked":
-        neighbours = exact_search(queries, rows, max(near, 1), metric=metric)[0]
+        neighbours = exact_search(queries, rows, max(neighbour_count, 1), metric=metric)[0]
     else:
         sample = np.unique(np.linspace(0, len(rows) - 1, min(HUBS_OF, len(rows))).astype(int))
-        neighbours = exact_search(rows[sample], rows, near + 1, metric=metric)[0]
+        neighbours = exact_search(rows[sample], rows, neighbour_count + 1, metric=metric)[0]
         neighbours = np.where(neighbours == sample[:, None], -1, neighbours)
-    counts = np.bincount(neighbours[neighbours >= 0], minlength=len(rows))
-    return order[np.argsort(-counts[order], kind="stable")][:count]
+    frequency = np.bincount(neighbours[neighbours >= 0], minlength=len(rows))
+    return order[np.argsort(-frequency[order], kind="stable")][:count]

@@ -1,4 +1,4 @@
-"""Retrieval after an upgrade, compared with retrieval after re-embedding all documents."""
+"""Evaluation of retrieval after an upgrade, compared with retrieval after re-embedding all documents."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Relevance: TypeAlias = Sequence[Collection[int]] | Sequence[Mapping[int, float]]
 
 OLD, RE_EMBEDDED = "old model", "re-embedding"
 CELLS = 2**25
-"""Number of similarities per block."""
+"""Maximum number of similarities (queries x documents) per block."""
 RERANKED, LEAST_RERANKED = 100, 1000
 """Documents that a lazy upgrade re-embeds for each query, and minimum pool size for this score: in a pool of two
 hundred, chance finds half of the documents."""
@@ -101,20 +101,21 @@ def exact_search(
     if not 1 <= k <= len(document_rows):
         raise ValueError(f"k must be from 1 to the number of documents, {len(document_rows)}, got {k}")
     rows, step = 512, max(k, CELLS // 512)
-    numbers, nearest = [], []
+    document_numbers, similarities = [], []
     for start in range(0, len(query_rows), rows):
         block = torch.from_numpy(np.array(query_rows[start : start + rows], np.float32))
-        best, places = torch.empty(len(block), 0), torch.empty(len(block), 0, dtype=torch.long)
+        best_scores, best_numbers = torch.empty(len(block), 0), torch.empty(len(block), 0, dtype=torch.long)
         for first in range(0, len(document_rows), step):
             document_block = torch.from_numpy(np.array(document_rows[first : first + step], np.float32))
             block_shift = None if shift is None else shift[first : first + step]
             block_top = _similarities(block, document_block, metric, block_shift).topk(min(k, len(document_block)))
-            best, places = torch.cat([best, block_top.values], 1), torch.cat([places, block_top.indices + first], 1)
-            top = best.topk(min(k, best.shape[1]))
-            best, places = top.values, places.gather(1, top.indices)
-        numbers.append(places.numpy())
-        nearest.append(best.numpy())
-    return np.concatenate(numbers), np.concatenate(nearest)
+            best_scores = torch.cat([best_scores, block_top.values], 1)
+            best_numbers = torch.cat([best_numbers, block_top.indices + first], 1)
+            top = best_scores.topk(min(k, best_scores.shape[1]))
+            best_scores, best_numbers = top.values, best_numbers.gather(1, top.indices)
+        document_numbers.append(best_numbers.numpy())
+        similarities.append(best_scores.numpy())
+    return np.concatenate(document_numbers), np.concatenate(similarities)
 
 
 def quality(similarities: Tensor, relevance: Relevance, k: int) -> tuple[Floats, Floats]:
@@ -124,17 +125,17 @@ def quality(similarities: Tensor, relevance: Relevance, k: int) -> tuple[Floats,
     """
     discount = np.append(0.0, np.cumsum(1 / np.log2(np.arange(2, k + 2))))
     ndcg, reciprocal = np.full(len(similarities), np.nan), np.full(len(similarities), np.nan)
-    for query, (row, labels) in enumerate(zip(similarities, map(_gains, relevance), strict=True)):
-        relevant = {document: gain for document, gain in labels.items() if gain > 0}
+    for query, (scores, document_gains) in enumerate(zip(similarities, map(_gains, relevance), strict=True)):
+        relevant = {document: gain for document, gain in document_gains.items() if gain > 0}
         if not relevant:
             continue
-        gains, near = np.array([*relevant.values()]), row[[*relevant]][:, None]
-        slack = TIE * torch.maximum(row.max().abs(), near.abs())
-        above = (row > near + slack).sum(1).numpy()
-        tied = ((row - near).abs() <= slack).sum(1).numpy()  # 0 for an excluded document
-        mean = (discount[np.minimum(above + tied, k)] - discount[np.minimum(above, k)]) / np.maximum(tied, 1)
+        gains, relevant_scores = np.array([*relevant.values()]), scores[[*relevant]][:, None]
+        slack = TIE * torch.maximum(scores.max().abs(), relevant_scores.abs())
+        above = (scores > relevant_scores + slack).sum(1).numpy()
+        tied = ((scores - relevant_scores).abs() <= slack).sum(1).numpy()  # 0 for an excluded document
+        gained = discount[np.minimum(above + tied, k)] - discount[np.minimum(above, k)]
         ideal = np.sort(gains)[::-1][:k]
-        ndcg[query] = gains @ mean / (ideal @ np.diff(discount)[: len(ideal)])
+        ndcg[query] = gains @ (gained / np.maximum(tied, 1)) / (ideal @ np.diff(discount)[: len(ideal)])
         best = int(above.argmin())
         reciprocal[query] = _first_rank(int(above[best]), int(tied[best]), int((above == above[best]).sum()), k)
     return ndcg, reciprocal
@@ -209,15 +210,18 @@ def measure(
     """
     count, pool, top = len(truth.queries), len(truth.documents), max(ks)
     generator = torch.Generator().manual_seed(seed)
-    parts: list[tuple[int, Tensor | None]] = [(pool, None)]
-    while repeats and len({size for size, _ in parts}) < 5 and (size := parts[-1][0] // 2) >= max(4 * min(ks), 20):
-        parts += [(size, torch.randperm(pool, generator=generator)[:size]) for _ in range(repeats)]
-    sizes = list(dict.fromkeys(size for size, _ in parts))
-    share = {size: sum(1 for part_size, _ in parts if part_size == size) for size in sizes}
+    pools: list[tuple[int, Tensor | None]] = [(pool, None)]
+    while repeats and len({size for size, _ in pools}) < 5 and (size := pools[-1][0] // 2) >= max(4 * min(ks), 20):
+        pools += [(size, torch.randperm(pool, generator=generator)[:size]) for _ in range(repeats)]
+    sizes = list(dict.fromkeys(size for size, _ in pools))
+    draws = {size: sum(1 for drawn_size, _ in pools if drawn_size == size) for size in sizes}
     reranks = 10 in ks and pool >= LEAST_RERANKED
-    least = {f"recall@{k}": min(4 * k, pool) for k in ks} | ({"reranked@10": 2 * RERANKED} if reranks else {})
+    min_sizes = {f"recall@{k}": min(4 * k, pool) for k in ks} | ({"reranked@10": 2 * RERANKED} if reranks else {})
     values: dict[str, dict[str, Floats]] = {
-        name: {f: np.array([[0.0 if size >= few else np.nan] * count for size in sizes]) for f, few in least.items()}
+        name: {
+            f: np.array([[0.0 if size >= least else np.nan] * count for size in sizes])
+            for f, least in min_sizes.items()
+        }
         for name in systems
     }
     if inside is not None:
@@ -233,29 +237,28 @@ def measure(
         query_documents = (
             None if exclude is None else torch.from_numpy(np.asarray(exclude[rows], dtype=np.int64))[:, None]
         )
-        exact = _mask_query_itself(truth.similarities(rows), query_documents)
-        cuts = [exact if part is None else exact[:, part] for _, part in parts]
-        masks = [{k: _true_neighbours(cells, k) for k in ks if k <= cells.shape[1]} for cells in cuts]
+        true_scores = _mask_query_itself(truth.similarities(rows), query_documents)
+        pool_scores = [true_scores if documents is None else true_scores[:, documents] for _, documents in pools]
+        true_masks = [{k: _true_neighbours(cells, k) for k in ks if k <= cells.shape[1]} for cells in pool_scores]
         for name, system in systems.items():
-            near = _mask_query_itself(system.similarities(rows), query_documents)
-            for (size, part), true in zip(parts, masks, strict=True):
-                place = sizes.index(size)
-                again = reranks and size >= 2 * RERANKED
-                cells = near if part is None else near[:, part]
-                order = cells.topk(min(max(top, RERANKED if again else 0) + 1, size))
+            scores = _mask_query_itself(system.similarities(rows), query_documents)
+            for (size, documents), true in zip(pools, true_masks, strict=True):
+                size_index = sizes.index(size)
+                with_reranked = reranks and size >= 2 * RERANKED
+                cells = scores if documents is None else scores[:, documents]
+                order = cells.topk(min(max(top, RERANKED if with_reranked else 0) + 1, size))
                 for k in true:
-                    values[name][f"recall@{k}"][place, rows] += (
-                        _expected_hits(true[k], cells, order, k) / k / share[size]
-                    )
-                if again:
+                    hits = _expected_hits(true[k], cells, order, k)
+                    values[name][f"recall@{k}"][size_index, rows] += hits / k / draws[size]
+                if with_reranked:
                     hits = np.minimum(_expected_hits(true[10], cells, order, RERANKED), 10)  # ties can exceed 10
-                    values[name]["reranked@10"][place, rows] += hits / 10 / share[size]
-                if part is None:
+                    values[name]["reranked@10"][size_index, rows] += hits / 10 / draws[size]
+                if documents is None:
                     if relevance is not None:
-                        both = quality(near, relevance[rows], depth)
-                        graded[name][f"ndcg@{depth}"][rows], graded[name][f"mrr@{depth}"][rows] = both
+                        ndcg, mrr = quality(scores, relevance[rows], depth)
+                        graded[name][f"ndcg@{depth}"][rows], graded[name][f"mrr@{depth}"][rows] = ndcg, mrr
                     if inside is not None:
-                        _fill_marked_recall(values[name], true, exact, cells, rows, torch.from_numpy(inside))
+                        _fill_marked_recall(values[name], true, true_scores, cells, rows, torch.from_numpy(inside))
     return Measured(sizes, values, graded)
 
 
@@ -283,11 +286,11 @@ def _expected_hits(marked: Tensor, similarities: Tensor, order: Any, k: int) -> 
         tied = (order.values[:, k - 1 : k] - order.values[:, k : k + 1] <= slack)[:, 0].nonzero()[:, 0]
         cells, last, slack = similarities[tied], order.values[tied, k - 1 : k], slack[tied]
         above = cells > last + slack
-        level = (cells >= last - slack) & ~above
-        left, share = k - above.sum(1), (marked[tied] & level).sum(1).double() / level.sum(1)
-        hits[tied] = (marked[tied] & above).sum(1) + left * share
-    counted: Floats = hits.numpy()
-    return counted
+        tied_documents = (cells >= last - slack) & ~above
+        marked_share = (marked[tied] & tied_documents).sum(1).double() / tied_documents.sum(1)
+        hits[tied] = (marked[tied] & above).sum(1) + (k - above.sum(1)) * marked_share
+    hit_counts: Floats = hits.numpy()
+    return hit_counts
 
 
 def _fill_marked_recall(
@@ -295,10 +298,10 @@ def _fill_marked_recall(
 ) -> None:
     """Fill in the recall of marked and of unmarked documents."""
     top = min(max(true) + 1, near.shape[1])
-    best, near_top = exact.topk(top), near.topk(top)
+    exact_top, near_top = exact.topk(top), near.topk(top)
     for k in true:
         for side, documents in (("in", inside), ("out", ~inside)):
-            expected = _expected_hits(documents.expand(near.shape), exact, best, k)
+            expected = _expected_hits(documents.expand(near.shape), exact, exact_top, k)
             retrieved = np.minimum(_expected_hits(true[k] & documents, near, near_top, k), expected)
             values[f"recall@{k} {side}"][0, rows] = np.where(
                 expected > 0, retrieved / np.maximum(expected, 1e-12), np.nan
@@ -314,8 +317,8 @@ def query_weights(count: int, resamples: int, seed: int) -> Floats:
 def interval(values: Floats, weights: Floats) -> Score:
     """Return a mean over queries with its bootstrap interval; NaN values are ignored."""
     valid = np.isfinite(values)
-    drawn = weights[:, valid]
-    means = drawn @ values[valid] / np.maximum(drawn.sum(1), 1e-12) if valid.any() else np.full(2, np.nan)
+    weights = weights[:, valid]
+    means = weights @ values[valid] / np.maximum(weights.sum(1), 1e-12) if valid.any() else np.full(2, np.nan)
     return {end: round(value, 12) for end, value in asdict(as_score(means)).items()}
 
 
@@ -339,25 +342,25 @@ def extrapolate(
     if usable.sum() < 2:
         return {"value": float("nan"), "low": float("nan"), "high": float("nan")}
     values, pools = values[usable], pools[usable]
-    chance, floor = considered / pools, min(1.0, considered / index_size)
-    above = (weights @ values.T / weights.shape[1] - chance) / (1 - chance)
-    edge = 0.5 / (values.shape[1] + 1)
-    odds = np.log(np.clip(above, edge, 1 - edge) / (1 - np.clip(above, edge, 1 - edge)))
-    places = np.log2(pools)
-    centred, step = places - places.mean(), np.log2(index_size) - places.mean()
+    chance, index_chance = considered / pools, min(1.0, considered / index_size)
+    above_chance = (weights @ values.T / weights.shape[1] - chance) / (1 - chance)
+    margin = 0.5 / (values.shape[1] + 1)
+    odds = np.log(np.clip(above_chance, margin, 1 - margin) / (1 - np.clip(above_chance, margin, 1 - margin)))
+    log_sizes = np.log2(pools)
+    centred, step = log_sizes - log_sizes.mean(), np.log2(index_size) - log_sizes.mean()
 
-    def line(points: Floats) -> Floats:
+    def extend_line(points: Floats) -> Floats:
         slope = np.minimum(points @ centred / (centred @ centred), 0)  # a larger index is never easier
-        fitted: Floats = points.mean(1) + slope * step
-        return fitted
+        extended: Floats = points.mean(1) + slope * step
+        return extended
 
-    both = (np.clip(line(above), 0, 1), 1 / (1 + np.exp(-line(odds))))
-    predictions = [floor + (1 - floor) * prediction for prediction in both]
+    line_predictions = (np.clip(extend_line(above_chance), 0, 1), 1 / (1 + np.exp(-extend_line(odds))))
+    predictions = [index_chance + (1 - index_chance) * prediction for prediction in line_predictions]
     lows, highs = zip(*(with_interval(prediction)[1:] for prediction in predictions), strict=True)
     value = float(np.mean([prediction[0] for prediction in predictions]))
     low, high = np.min([value, *lows]), np.max([value, *highs])  # NaN for a single query: then from 0 to 1
-    curve = 1.96 * CURVE_ERROR * abs(np.log2(index_size / pools[0]))
-    low, high = value - np.hypot(value - low, curve), value + np.hypot(high - value, curve)
+    curve_error = 1.96 * CURVE_ERROR * abs(np.log2(index_size / pools[0]))
+    low, high = value - np.hypot(value - low, curve_error), value + np.hypot(high - value, curve_error)
     return {"value": value, "low": max(0.0, float(low)), "high": min(1.0, float(high))}
 
 
@@ -542,57 +545,57 @@ def evaluate_retrieval(
         >>> result.best(), round(result.scores["linear, index"]["recall@10"]["value"], 3)
         ('linear, index', 1.0)
     """
-    named = {maps.name: maps} if isinstance(maps, EmbeddingMap) else dict(maps)
-    metrics = {embedding_map.metric for embedding_map in named.values()} or {"cosine"}
+    named_maps = {maps.name: maps} if isinstance(maps, EmbeddingMap) else dict(maps)
+    metrics = {embedding_map.metric for embedding_map in named_maps.values()} or {"cosine"}
     if len(metrics) > 1:
         raise ValueError(f"maps must have the same metric, got {', '.join(sorted(metrics))}")
     metric: Metric = metrics.pop()
-    old, new, old_asked, new_asked = _read_sides(old_documents, new_documents, old_queries, new_queries, metric)
+    old, new, old_queries, new_queries = _read_sides(old_documents, new_documents, old_queries, new_queries, metric)
     for name, per_row in (("relevance", relevance), ("kinds", kinds)):
-        if per_row is not None and len(per_row) != len(new_asked):
-            raise ValueError(f"{name} must have one item for each of {len(new_asked)} queries, got {len(per_row)}")
+        if per_row is not None and len(per_row) != len(new_queries):
+            raise ValueError(f"{name} must have one item for each of {len(new_queries)} queries, got {len(per_row)}")
     query_documents = None if exclude is None else np.asarray(exclude, dtype=np.int64)
     if query_documents is not None and (
-        query_documents.shape != (len(new_asked),) or query_documents.min() < 0 or query_documents.max() >= len(old)
+        query_documents.shape != (len(new_queries),) or query_documents.min() < 0 or query_documents.max() >= len(old)
     ):
-        raise ValueError(f"exclude must be {len(new_asked)} document numbers from 0 to {len(old) - 1}")
-    marked = None if in_pairs is None else np.asarray(in_pairs, dtype=bool)
-    if marked is not None and marked.shape != (len(old),):
-        raise ValueError(f"in_pairs must mark each of {len(old)} documents, got shape {marked.shape}")
+        raise ValueError(f"exclude must be {len(new_queries)} document numbers from 0 to {len(old) - 1}")
+    pairs_mask = None if in_pairs is None else np.asarray(in_pairs, dtype=bool)
+    if pairs_mask is not None and pairs_mask.shape != (len(old),):
+        raise ValueError(f"in_pairs must mark each of {len(old)} documents, got shape {pairs_mask.shape}")
     if index_size is not None and index_size < 1:
         raise ValueError(f"index_size must be at least 1, got {index_size}")
     notes: list[str] = []
     ks = _usable_ks(k, len(old), notes)
 
-    for embedding_map in named.values():
+    for embedding_map in named_maps.values():
         if metric != "cosine" and not embedding_map.keeps_old:
             embedding_map.check_lengths(new, "new_documents", "new")
-    truth = System(new_asked, new, metric)
-    systems = {name: served(embedding_map, old, old_asked, new_asked) for name, embedding_map in named.items()}
-    systems[OLD] = System(old_asked, old, metric)
+    truth = System(new_queries, new, metric)
+    systems = {name: served(embedding_map, old, old_queries, new_queries) for name, embedding_map in named_maps.items()}
+    systems[OLD] = System(old_queries, old, metric)
     if baselines:
-        systems |= _baselines(old, new_asked, pairs, metric, seed, notes)
-        if pairs is not None and named and metric == "cosine":
+        systems |= _baselines(old, new_queries, pairs, metric, seed, notes)
+        if pairs is not None and named_maps and metric == "cosine":
             systems |= {
-                f"{name} + CSLS": _csls(embedding_map, systems[name], pairs) for name, embedding_map in named.items()
+                f"{name} + CSLS": _csls(served_map, systems[name], pairs) for name, served_map in named_maps.items()
             }
     systems[RE_EMBEDDED] = truth
-    measured = measure(systems, truth, ks, exclude=query_documents, seed=seed, inside=marked, relevance=relevance)
-    weights = query_weights(len(new_asked), resamples, seed)
-    main = nearest_to_ten([f"recall@{nearest}" for nearest in ks])
-    per_query = _per_query(measured, main, kinds)
+    measures = measure(systems, truth, ks, exclude=query_documents, seed=seed, inside=pairs_mask, relevance=relevance)
+    weights = query_weights(len(new_queries), resamples, seed)
+    main_recall = nearest_to_ten([f"recall@{nearest}" for nearest in ks])
+    per_query = _per_query(measures, main_recall, kinds)
     scores = {name: {f: interval(recalls, weights) for f, recalls in row.items()} for name, row in per_query.items()}
     gains = {
         name: {f: interval(recalls - per_query[OLD][f], weights) for f, recalls in row.items()}
         for name, row in per_query.items()
         if name != OLD
     }
-    whole = {
-        name: {f: recalls for f, recalls in row.items() if len(recalls) == len(measured.sizes)}
-        for name, row in measured.values.items()
+    recalls_by_size = {
+        name: {f: recalls for f, recalls in row.items() if len(recalls) == len(measures.sizes)}
+        for name, row in measures.values.items()
     }
-    predicted = {} if index_size is None else _predict_recalls(whole, measured.sizes, index_size, weights)
-    if index_size not in (None, len(old)) and len(measured.sizes) < 2:
+    predicted = {} if index_size is None else _predict_recalls(recalls_by_size, measures.sizes, index_size, weights)
+    if index_size not in (None, len(old)) and len(measures.sizes) < 2:
         notes.append(f"recall in an index of {index_size} is not predicted: {len(old)} documents are too few")
     return RetrievalResult(
         scores=scores,
@@ -600,16 +603,16 @@ def evaluate_retrieval(
         gains=gains,
         pools={
             n: {f: recalls.mean(1).round(6).tolist() for f, recalls in row.items() if " " not in f}
-            for n, row in whole.items()
+            for n, row in recalls_by_size.items()
         },
-        sizes=measured.sizes,
-        maps=list(named),
-        queries=len(new_asked),
+        sizes=measures.sizes,
+        maps=list(named_maps),
+        queries=len(new_queries),
         documents=len(old),
         metric=metric,
         index_size=index_size,
         notes=notes,
-        per_query={name: row[main] for name, row in per_query.items()},
+        per_query={name: row[main_recall] for name, row in per_query.items()},
     )
 
 
@@ -631,15 +634,15 @@ def _read_sides(
     for model in ("old", "new"):
         queries, documents = f"{model}_queries", f"{model}_documents"
         _same_width(sides[queries], sides[documents], queries, documents)
-    old, new, old_asked, new_asked = sides.values()
-    return old, new, old_asked, new_asked
+    old, new, old_queries, new_queries = sides.values()
+    return old, new, old_queries, new_queries
 
 
-def _per_query(measured: Measured, main: str, kinds: Sequence[str] | None) -> dict[str, dict[str, Floats]]:
+def _per_query(measures: Measured, main: str, kinds: Sequence[str] | None) -> dict[str, dict[str, Floats]]:
     """Return the figures of each query in the whole pool, with quality figures and the main recall by kind."""
-    per_query = {name: {figure: by_size[0] for figure, by_size in row.items()} for name, row in measured.values.items()}
+    per_query = {name: {figure: by_size[0] for figure, by_size in row.items()} for name, row in measures.values.items()}
     for name, row in per_query.items():
-        row |= measured.quality[name]
+        row |= measures.quality[name]
         for kind in sorted(set(kinds or ())):
             row[f"{main} of {kind}"] = np.where(
                 [kind_of_query == kind for kind_of_query in kinds or ()], row[main], np.nan
@@ -648,17 +651,17 @@ def _per_query(measured: Measured, main: str, kinds: Sequence[str] | None) -> di
 
 
 def _predict_recalls(
-    whole: Mapping[str, Mapping[str, Floats]], sizes: Sequence[int], index_size: int, weights: Floats
+    recalls_by_size: Mapping[str, Mapping[str, Floats]], sizes: Sequence[int], index_size: int, weights: Floats
 ) -> dict[str, dict[str, Score]]:
     """Extrapolate all recalls to the size of the index."""
 
-    def of(figure: str, values: Floats) -> Score:
+    def predict(figure: str, values: Floats) -> Score:
         considered = int(figure.partition("@")[2]) if figure.startswith("recall") else RERANKED
         return extrapolate(values, sizes, index_size, weights, considered=considered)
 
     return {
-        name: {f: of(f, recall_values) for f, recall_values in row.items() if " " not in f}
-        for name, row in whole.items()
+        name: {f: predict(f, recall_values) for f, recall_values in row.items() if " " not in f}
+        for name, row in recalls_by_size.items()
     }
 
 
@@ -697,17 +700,19 @@ def _baselines(
     if pairs is None:
         notes.append("relative representations, whitening and CSLS are not computed: pass the fitted `pairs`")
         return systems
-    before, after = (read_vectors(side, "pairs") for side in pairs)
-    if len(before) != len(after) or before.shape[1] != old.shape[1] or after.shape[1] != queries.shape[1]:
-        raise ValueError(f"pairs must be old and new vectors of the same texts, got {before.shape} and {after.shape}")
-    chosen = np.sort(generator.permutation(len(before))[:ANCHORS])
-    systems["relative representations"] = System(_relative(queries, after[chosen]), _relative(old, before[chosen]))
-    white = [_whitening(side) for side in (before, after)]
-    left, right = ((np.asarray(s, np.float32) - m) @ w for s, (m, w) in zip((before, after), white, strict=True))
-    u, _, v = np.linalg.svd(left.T @ right, full_matrices=False)
-    (m, w), (m2, w2) = white
-    documents = ((np.asarray(old, np.float32) - m) @ w) @ (u @ v)
-    systems["centring + whitening"] = System((np.asarray(queries, np.float32) - m2) @ w2, documents)
+    old_pairs, new_pairs = (read_vectors(side, "pairs") for side in pairs)
+    shapes = old_pairs.shape, new_pairs.shape
+    if len(old_pairs) != len(new_pairs) or (shapes[0][1], shapes[1][1]) != (old.shape[1], queries.shape[1]):
+        raise ValueError(f"pairs must be old and new vectors of the same texts, got {shapes[0]} and {shapes[1]}")
+    anchors = np.sort(generator.permutation(len(old_pairs))[:ANCHORS])
+    relative_queries, relative_documents = _relative(queries, new_pairs[anchors]), _relative(old, old_pairs[anchors])
+    systems["relative representations"] = System(relative_queries, relative_documents)
+    (old_mean, old_scale), (new_mean, new_scale) = (_whitening(side) for side in (old_pairs, new_pairs))
+    old_white = (np.asarray(old_pairs, np.float32) - old_mean) @ old_scale
+    new_white = (np.asarray(new_pairs, np.float32) - new_mean) @ new_scale
+    u, _, v = np.linalg.svd(old_white.T @ new_white, full_matrices=False)
+    documents = ((np.asarray(old, np.float32) - old_mean) @ old_scale) @ (u @ v)
+    systems["centring + whitening"] = System((np.asarray(queries, np.float32) - new_mean) @ new_scale, documents)
     return systems
 
 
@@ -719,15 +724,15 @@ def _relative(vectors: Vectors, anchors: Vectors) -> npt.NDArray[np.float32]:
 def _whitening(vectors: Vectors) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Return the mean and the inverse square root of the covariance, shrunk by a tenth of its mean eigenvalue."""
     rows = np.asarray(vectors, np.float64)
-    values, directions = np.linalg.eigh(np.cov(rows, rowvar=False).reshape(rows.shape[1], rows.shape[1]))
-    scale = 1 / np.sqrt(np.maximum(values, 0) + 0.1 * max(values.mean(), 1e-12))
+    eigenvalues, directions = np.linalg.eigh(np.cov(rows, rowvar=False).reshape(rows.shape[1], rows.shape[1]))
+    scale = 1 / np.sqrt(np.maximum(eigenvalues, 0) + 0.1 * max(eigenvalues.mean(), 1e-12))
     return rows.mean(0).astype(np.float32), ((directions * scale) @ directions.T).astype(np.float32)
 
 
 def _csls(embedding_map: EmbeddingMap, system: System, pairs: tuple[Any, Any]) -> System:
-    before, after = (read_vectors(side)[:POPULATION] for side in pairs)
-    mapped = not embedding_map.keeps_old and embedding_map.direction != "index"
-    population = embedding_map(after) if mapped else before if embedding_map.keeps_old else after
+    old_pairs, new_pairs = (read_vectors(side)[:POPULATION] for side in pairs)
+    maps_queries = not embedding_map.keeps_old and embedding_map.direction != "index"
+    population = embedding_map(new_pairs) if maps_queries else old_pairs if embedding_map.keeps_old else new_pairs
     return System(system.queries, system.documents, system.metric, csls_shift(system.documents, population))
 
 

@@ -56,23 +56,23 @@ class Piecewise(RowsMatcher):
 
         moments = moments_of(x, y)
         require(moments, 2)
-        rounded = x.detach().cpu()
-        x, y = rounded.double(), y.detach().cpu().double()
-        common = affine_part(moments)
+        x_rows = x.detach().cpu()
+        x, y = x_rows.double(), y.detach().cpu().double()
+        affine = affine_part(moments)
         with torch.no_grad():
-            residual = y - common(x)
+            residuals = y - affine(x)
         count = max(1, min(self.clusters, len(x) // 10))
         kmeans = KMeans(count, n_init=1, random_state=self.seed).fit(x.numpy())
         labels = torch.from_numpy(kmeans.labels_).long()
         width = (kmeans.inertia_ / len(x)) ** 0.5
         weights, biases = x.new_zeros(count, y.shape[1], x.shape[1]), x.new_zeros(count, y.shape[1])
-        for piece in range(count):
-            rows = labels == piece
-            inside = moments_of(rounded[rows], residual[rows])
-            if inside.n > 1 and inside.sxx.trace() > 0:
-                weights[piece], _ = penalised(inside, "gcv")
-                biases[piece] = inside.mean_y - weights[piece] @ inside.mean_x
-        state = common.state_dict() | {
+        for cluster in range(count):
+            rows = labels == cluster
+            cluster_moments = moments_of(x_rows[rows], residuals[rows])
+            if cluster_moments.n > 1 and cluster_moments.sxx.trace() > 0:
+                weights[cluster], _ = penalised(cluster_moments, "gcv")
+                biases[cluster] = cluster_moments.mean_y - weights[cluster] @ cluster_moments.mean_x
+        state = affine.state_dict() | {
             "weights": weights,
             "biases": biases,
             "centres": torch.from_numpy(kmeans.cluster_centers_),
@@ -121,21 +121,21 @@ class ResidualMLP(RowsMatcher):
         moments = moments_of(x, y)
         require(moments, 4)
         x, y = x.detach().cpu().float(), y.detach().cpu().float()
-        common = affine_part(moments)
+        affine = affine_part(moments)
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(self.seed)
             stitch = ResidualMLPStitch(x.shape[1], y.shape[1], hidden=self.width)
-            stitch.weight.copy_(common.weight)
-            stitch.bias.copy_(common.bias if common.bias is not None else torch.zeros_like(stitch.bias))
+            stitch.weight.copy_(affine.weight)
+            stitch.bias.copy_(affine.bias if affine.bias is not None else torch.zeros_like(stitch.bias))
             # Hidden units see centred inputs of unit scale.
             scale = (moments.sxx.trace() / (moments.n * moments.dx)).sqrt().float()
             stitch.down.div_(scale)
             stitch.down_bias.copy_(-stitch.down @ moments.mean_x.float())
-        trained, figures = descend(
+        trained, losses = descend(
             stitch, x, y, functional.mse_loss, epochs=self.epochs, batch_size=self.batch_size, rate=self.rate,
             seed=self.seed,
         )  # fmt: skip
-        return recorded_rows(trained.to(dtype), x, y, **figures)
+        return recorded_rows(trained.to(dtype), x, y, **losses)
 
 
 @dataclass(frozen=True)
@@ -179,11 +179,11 @@ class Retrieval(RowsMatcher):
         require(moments, 4)
         x, y = x.detach().cpu().float(), y.detach().cpu().float()
         start = affine_part(moments).float()
-        trained, figures = descend(
+        trained, losses = descend(
             start, x, y, self._divergence, epochs=self.epochs, batch_size=self.batch_size,
             rate=self.rate * start.weight.abs().mean().item(), seed=self.seed,
         )  # fmt: skip
-        return recorded_rows(trained.to(dtype), x, y, **figures)
+        return recorded_rows(trained.to(dtype), x, y, **losses)
 
     def _divergence(self, mapped: Tensor, y: Tensor) -> Tensor:
         y, mapped = functional.normalize(y, dim=1), functional.normalize(mapped, dim=1)
@@ -208,21 +208,21 @@ def descend(
     held-out rows never increases.
     """
     generator = torch.Generator().manual_seed(seed)
-    order, held = torch.randperm(len(x), generator=generator), max(2, round(HELD_OUT * len(x)))
-    if len(x) - held < 2:
+    order, held_count = torch.randperm(len(x), generator=generator), max(2, round(HELD_OUT * len(x)))
+    if len(x) - held_count < 2:
         raise ValueError(f"training requires at least 4 rows, including held-out rows, got {len(x)}")
-    held_x, held_y = x[order[:held]], y[order[:held]]
-    x, y = x[order[held:]], y[order[held:]]
+    held_x, held_y = x[order[:held_count]], y[order[:held_count]]
+    x, y = x[order[held_count:]], y[order[held_count:]]
     trained = copy.deepcopy(stitch).train()
     optimizer = torch.optim.Adam(trained.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
 
-    def held_out() -> float:
+    def held_out_loss() -> float:
         with torch.no_grad():
             return loss(trained(held_x), held_y).item()
 
-    before = least = held_out()
-    best_state, chosen = copy.deepcopy(trained.state_dict()), 0
+    initial_loss = least_loss = held_out_loss()
+    best_state, best_epoch = copy.deepcopy(trained.state_dict()), 0
     with torch.enable_grad():
         for epoch in range(1, epochs + 1):
             for rows in torch.randperm(len(x), generator=generator).split(batch_size):
@@ -232,12 +232,12 @@ def descend(
                 loss(trained(x[rows]), y[rows]).backward()
                 optimizer.step()
             schedule.step()
-            if (now := held_out()) < least:
-                least, best_state, chosen = now, copy.deepcopy(trained.state_dict()), epoch
-            elif not now < float("inf") or epoch - chosen >= 5:  # diverged, or no longer better
+            if (held_loss := held_out_loss()) < least_loss:
+                least_loss, best_state, best_epoch = held_loss, copy.deepcopy(trained.state_dict()), epoch
+            elif not held_loss < float("inf") or epoch - best_epoch >= 5:  # diverged, or no longer better
                 break
     trained.load_state_dict(best_state)
-    return trained.eval(), {"epochs": chosen, "held_out_loss": least, "held_out_loss_before": before}
+    return trained.eval(), {"epochs": best_epoch, "held_out_loss": least_loss, "held_out_loss_before": initial_loss}
 
 
 def moments_of(x: Tensor, y: Tensor) -> Moments:
@@ -257,9 +257,9 @@ def affine_part(moments: Moments) -> LinearStitch:
 def recorded_rows(stitch: _Stitch, x: Tensor, y: Tensor, **figures: float | int) -> _Stitch:
     """Fill ``stitch.fitted`` with ``n``, ``r2`` over all outputs, and further figures."""
     y = y.double()
-    left = sum(
+    residual = sum(
         (stitch(x_chunk.to(next(stitch.parameters()).dtype)).double() - y_chunk).square().sum().item()
         for x_chunk, y_chunk in zip(x.split(8192), y.split(8192), strict=True)
     )
-    stitch.fitted = {"n": len(x), "r2": 1 - left / (y - y.mean(0)).square().sum().item(), **figures}
+    stitch.fitted = {"n": len(x), "r2": 1 - residual / (y - y.mean(0)).square().sum().item(), **figures}
     return stitch.eval()

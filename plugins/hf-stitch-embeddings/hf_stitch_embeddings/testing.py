@@ -30,6 +30,7 @@ from hf_stitch_embeddings.vectors import Metric, normalized
 
 ROWS, BATCH = 30, 12
 OLD, NEW = 6, 9
+"""Widths of old and new vectors."""
 KILLS = 5
 """Number of random kill times, in addition to a kill before each file operation of Python."""
 OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink")
@@ -122,7 +123,8 @@ def a_map(width: int = NEW, seed: int = 0) -> EmbeddingMap:
     return EmbeddingMap.of(LinearStitch.of(weight=torch.randn(width, OLD, generator=draws)))
 
 
-MAP, OTHER, EQUAL = a_map(), a_map(seed=1), a_map(OLD)
+MAP, OTHER_MAP, EQUAL_MAP = a_map(), a_map(seed=1), a_map(OLD)
+"""A map, a different map, and a map to vectors of equal width."""
 
 
 class _CaseStore:
@@ -131,7 +133,7 @@ class _CaseStore:
     def __init__(self, case: StoreCase, folder: Path) -> None:
         draws = np.random.default_rng(0)
         self.case, self.folder = case, folder
-        self.vectors, self.others = (normalized(draws.normal(size=(ROWS, OLD)).astype(np.float32)) for _ in range(2))
+        self.vectors, self.changed = (normalized(draws.normal(size=(ROWS, OLD)).astype(np.float32)) for _ in range(2))
         self.payloads = [f"text {number}" for number in range(ROWS)]
         self.ids = list(case.make(folder, self.vectors, self.payloads))
 
@@ -157,10 +159,10 @@ class _CaseStore:
 
     def interrupt(self) -> None:
         """Interrupt an upgrade after two batches."""
-        left = [1, 0]
+        countdown = [1, 0]
 
         def stop(rows: int) -> None:
-            if not left.pop(0):
+            if not countdown.pop(0):
                 raise KeyboardInterrupt
 
         with suppress(KeyboardInterrupt):
@@ -186,15 +188,15 @@ class _CaseStore:
     def finish(self, after: str) -> None:
         """Check that a search sees the whole old or the whole new store; rerun, and check the new store."""
         try:
-            done = self.holds(MAP(self.vectors))
-            whole = done or self.holds(self.vectors)
+            is_new = self.holds(MAP(self.vectors))
+            is_complete = is_new or self.holds(self.vectors)
         except Exception as error:
             raise AssertionError(f"after {after}, the store cannot be read: {error!r}") from error
-        _require(whole, f"after {after}, a search sees a mixture of old and new vectors")
+        _require(is_complete, f"after {after}, a search sees a mixture of old and new vectors")
         try:
             self.upgrade()
         except Exception as error:
-            if not (done and isinstance(error, ValueError | OSError)):  # stores may reject a second upgrade
+            if not (is_new and isinstance(error, ValueError | OSError)):  # stores may reject a second upgrade
                 raise AssertionError(f"after {after}, the next run must continue; it raised {error!r}") from error
         self.check_new(f"{after} and another run")
 
@@ -206,9 +208,9 @@ class _CaseStore:
         child: Any = context.Process(target=run, args=(self.case, self.folder, argument))  # type: ignore[attr-defined]
         child.start()
         child.join()
-        ended: int = child.exitcode
-        _require(ended in (0, REFUSED, -signal.SIGKILL), f"an upgrade in a new process ended with {ended}")
-        return ended
+        exit_code: int = child.exitcode
+        _require(exit_code in (0, REFUSED, -signal.SIGKILL), f"an upgrade in a new process ended with {exit_code}")
+        return exit_code
 
 
 @contextmanager
@@ -295,7 +297,7 @@ def _missing(case: StoreCase) -> None:
 
 def _ids(case: StoreCase) -> None:
     with _case_store(case) as case_store, case_store.open() as store:
-        pending = [id_ for ids, _ in _started(store).pending(BATCH) for id_ in ids]
+        pending = [id_ for ids, _ in _start(store).pending(BATCH) for id_ in ids]
         _require(
             len(pending) == ROWS and set(pending) == set(case_store.ids),
             f"pending must yield each of {ROWS} ids once, got {len(pending)} ids ({len(set(pending))} different), "
@@ -303,12 +305,13 @@ def _ids(case: StoreCase) -> None:
         )
         _require(store.missing() == ROWS, f"missing() must be {ROWS} at the start, got {store.missing()}")
     with _case_store(case) as case_store:
-        done = case_store.upgrade()
-        _require(done.rows == done.mapped == ROWS, f"{ROWS} rows must be mapped, got {done.mapped} of {done.rows}")
+        upgraded = case_store.upgrade()
+        valid = upgraded.rows == upgraded.mapped == ROWS
+        _require(valid, f"{ROWS} rows must be mapped, got {upgraded.mapped} of {upgraded.rows}")
         case_store.check_new("an upgrade")
 
 
-def _started(store: VectorStore) -> VectorStore:
+def _start(store: VectorStore) -> VectorStore:
     store.describe()
     store.start("0123456789ab", NEW)
     return store
@@ -330,16 +333,16 @@ def _order(case: StoreCase) -> None:
         old = dict(zip(case_store.ids, case_store.vectors, strict=True))
         new = dict(zip(case_store.ids, MAP(case_store.vectors), strict=True))
         with case_store.open() as store:
-            _started(store)
+            _start(store)
             for ids, rows in list(store.pending(BATCH)):
                 _same(rows, [old[id_] for id_ in ids], "old vectors that pending yields")
                 store.write(ids, MAP(rows))
-            seen = 0
+            row_count = 0
             for ids, before, after in store.sample(ROWS, 0):
                 _same(before, [old[id_] for id_ in ids], "old vectors of a sample")
                 _same(after, [new[id_] for id_ in ids], "new vectors of a sample")
-                seen += len(ids)
-            _require(seen == ROWS, f"a sample of all rows must have {ROWS}, got {seen}")
+                row_count += len(ids)
+            _require(row_count == ROWS, f"a sample of all rows must have {ROWS}, got {row_count}")
             store.switch()
             subset = case_store.ids[::-3]
             _same(store.vectors(subset), [new[id_] for id_ in subset], "vectors()")
@@ -352,7 +355,7 @@ def _same(actual: Rows, expected: Sequence[Rows], name: str) -> None:
 
 def _dtype(case: StoreCase) -> None:
     with _case_store(case) as case_store, case_store.open() as store:
-        _started(store)
+        _start(store)
         for ids, rows in list(store.pending(BATCH)):
             _float32(rows, OLD, "pending")
             store.write(ids, MAP(rows))
@@ -411,10 +414,10 @@ def _continued(case: StoreCase) -> None:
     with _case_store(case) as case_store:
         case_store.interrupt()
         _require(case_store.holds(case_store.vectors), "searches must see the old vectors until all rows have new ones")
-        done = case_store.upgrade()
+        upgraded = case_store.upgrade()
         _require(
-            done.mapped == ROWS - 2 * BATCH,
-            f"after an interruption {ROWS - 2 * BATCH} rows must be mapped, got {done.mapped}",
+            upgraded.mapped == ROWS - 2 * BATCH,
+            f"after an interruption {ROWS - 2 * BATCH} rows must be mapped, got {upgraded.mapped}",
         )
         case_store.check_new("an interruption and another run")
 
@@ -423,15 +426,15 @@ def _another_map(case: StoreCase) -> None:
     with _case_store(case) as case_store:
         case_store.interrupt()
         try:
-            case_store.upgrade(OTHER)
+            case_store.upgrade(OTHER_MAP)
         except ValueError:
             case_store.finish("a rejected upgrade with a different map")
         else:
-            case_store.check_new("an upgrade with a different map", OTHER)
+            case_store.check_new("an upgrade with a different map", OTHER_MAP)
 
 
 def _finished(case: StoreCase) -> None:
-    for first, again in ((MAP, MAP), (MAP, OTHER), (EQUAL, EQUAL), (EQUAL, a_map(OLD, seed=1))):
+    for first, again in ((MAP, MAP), (MAP, OTHER_MAP), (EQUAL_MAP, EQUAL_MAP), (EQUAL_MAP, a_map(OLD, seed=1))):
         with _case_store(case) as case_store:
             case_store.upgrade(first)
             try:
@@ -445,44 +448,44 @@ def _finished(case: StoreCase) -> None:
 
 
 def _second_writer(case: StoreCase) -> None:
-    for second in (MAP, OTHER):
+    for second in (MAP, OTHER_MAP):
         _both_write(case, second)
 
 
 def _both_write(case: StoreCase, second: EmbeddingMap) -> None:
-    refused: list[bool] = []
+    is_refused: list[bool] = []
     with _case_store(case) as case_store:
 
-        def meanwhile(rows: int) -> None:
-            if not refused:
-                refused.append(False)
+        def upgrade_meanwhile(rows: int) -> None:
+            if not is_refused:
+                is_refused.append(False)
                 try:
                     case_store.upgrade(second)
                 except (OSError, ValueError):
-                    refused[0] = True
+                    is_refused[0] = True
 
         try:
-            case_store.upgrade(after_write=meanwhile)
+            case_store.upgrade(after_write=upgrade_meanwhile)
         except (OSError, ValueError):
-            if refused[0]:
+            if is_refused[0]:
                 raise  # then the first one must succeed
-        whole = case_store.holds(MAP(case_store.vectors)) or (
-            not refused[0] and case_store.holds(second(case_store.vectors))
+        is_complete = case_store.holds(MAP(case_store.vectors)) or (
+            not is_refused[0] and case_store.holds(second(case_store.vectors))
         )
-        _require(whole, "two concurrent upgrades must leave a complete store; raise an OSError for the second")
+        _require(is_complete, "two concurrent upgrades must leave a complete store; raise an OSError for the second")
 
 
 def _changed_source(case: StoreCase) -> None:
     with _case_store(case) as case_store:
         case_store.interrupt()
-        case.change(case_store.folder, case_store.ids, case_store.others)
+        case.change(case_store.folder, case_store.ids, case_store.changed)
         try:
             case_store.upgrade()
         except ValueError:
-            _require(case_store.holds(case_store.others), "a rejected upgrade must leave the old vectors unchanged")
+            _require(case_store.holds(case_store.changed), "a rejected upgrade must leave the old vectors unchanged")
         else:
-            whole = case_store.holds(MAP(case_store.others))
-            _require(whole, "if old vectors have changed since the start, raise an error or map the changed ones")
+            is_complete = case_store.holds(MAP(case_store.changed))
+            _require(is_complete, "if old vectors have changed since the start, raise an error or map the changed ones")
 
 
 def _killed(case: StoreCase) -> None:
@@ -506,16 +509,16 @@ def _killed(case: StoreCase) -> None:
 
 def _killed_before(case: StoreCase, folder: Path, number: int) -> None:
     """Upgrade, and kill this process before a file operation of the store."""
-    left = number
+    remaining = number
 
     def count(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal left
+        nonlocal remaining
         if event not in OPERATIONS or not isinstance(arguments[0], str | os.PathLike):
             return
         path = Path(arguments[0])
         if not path.is_absolute() or path.is_relative_to(folder):  # relative paths occur during the removal of a folder
-            left -= 1
-            if left == 0:
+            remaining -= 1
+            if remaining == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     with case.open(folder) as store:
@@ -526,15 +529,15 @@ def _killed_before(case: StoreCase, folder: Path, number: int) -> None:
 def _killed_anytime(case: StoreCase) -> None:
     _skip_on_windows()
     with _case_store(case) as case_store:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         case_store.upgrade()
-        longest = time.perf_counter() - begun
-    moments = random.Random(0)
+        duration = time.perf_counter() - start
+    generator = random.Random(0)
     for _ in range(KILLS):
         with _case_store(case) as case_store:
-            seconds = moments.uniform(0, longest)
+            seconds = generator.uniform(0, duration)
             case_store.in_process(_killed_after, seconds)
-            case_store.finish(f"kill -9 after {seconds:.4f} of {longest:.4f} s")
+            case_store.finish(f"kill -9 after {seconds:.4f} of {duration:.4f} s")
 
 
 def _killed_after(case: StoreCase, folder: Path, seconds: float) -> None:
@@ -550,18 +553,18 @@ def _full_disk(case: StoreCase) -> None:
     with _case_store(case) as case_store:
         case_store.upgrade()
         largest = max(path.stat().st_size for path in case_store.folder.rglob("*") if path.is_file())
-    for room in (0, largest // 2, largest - 1):
+    for free_bytes in (0, largest // 2, largest - 1):
         with _case_store(case) as case_store:
-            refused = case_store.in_process(_upgrade_on_full_disk, room) == REFUSED
-            _require(refused or room > 0, "an upgrade without free disk space must raise an OSError")
-            case_store.finish(f"a full disk with {room} bytes of free space")
+            refused = case_store.in_process(_upgrade_on_full_disk, free_bytes) == REFUSED
+            _require(refused or free_bytes > 0, "an upgrade without free disk space must raise an OSError")
+            case_store.finish(f"a full disk with {free_bytes} bytes of free space")
 
 
-def _upgrade_on_full_disk(case: StoreCase, folder: Path, room: int) -> None:
+def _upgrade_on_full_disk(case: StoreCase, folder: Path, free_bytes: int) -> None:
     import resource
 
     with case.open(folder) as store:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (free_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         try:
             upgrade(store, MAP, batch_size=BATCH, progress=False)
         except OSError:

@@ -1,4 +1,4 @@
-"""Map between spaces without any pairs."""
+"""Matcher that fits a map between two spaces without any pairs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hf_stitch.matchers.base import NoAlignmentError, UnpairedMatcher
 from hf_stitch.options import Count, Natural, Within
 from hf_stitch.papers import Paper, arxiv
 from hf_stitch.stitches import LinearStitch
-from hf_stitch_embeddings.few_pairs import LAMPLE_2018, check_unpaired, orthogonal, refined, some_rows, unit
+from hf_stitch_embeddings.few_pairs import LAMPLE_2018, check_unpaired, orthogonal, refine, subsample, unit_rows
 from hf_stitch_embeddings.row_matchers import moments_of
 
 DAR_2025 = arxiv("Dar: mini-vec2vec: Scaling Universal Geometry Alignment with Linear Transformations", "2510.02348")
@@ -105,17 +105,17 @@ class Unsupervised(UnpairedMatcher):
             check_unpaired(*unpaired, x.shape[-1], y.shape[-1])
             x, y = torch.cat([x, unpaired[0]]), torch.cat([y, unpaired[1]])
         check_unpaired(x, y, x.shape[-1], y.shape[-1])
-        least = 4 * max(self.clusters)
+        min_rows = 4 * max(self.clusters)
         for side, rows in (("source", x), ("target", y)):
-            if len(rows) < least:
+            if len(rows) < min_rows:
                 raise ValueError(
-                    f"{max(self.clusters)} clusters require at least {least} rows of the {side}, got {len(rows)}; "
+                    f"{max(self.clusters)} clusters require at least {min_rows} rows of the {side}, got {len(rows)}; "
                     "pass more rows or fewer clusters"
                 )
             if bool((rows == rows[0]).all()):
                 raise ValueError(f"all {len(rows)} rows of the {side} are equal: pass different rows")
-        x, y = (some_rows(rows, self.rows, self.seed + side) for side, rows in enumerate((x, y)))
-        u, v = (unit(rows - rows.mean(0)).float() for rows in (x, y))
+        x, y = (subsample(rows, self.rows, self.seed + side) for side, rows in enumerate((x, y)))
+        u, v = (unit_rows(rows - rows.mean(0)).float() for rows in (x, y))
         (u_first, u_second), (v_first, v_second) = u.chunk(2), v.chunk(2)
         forward = self._fit_candidate(u_first, v_first, self.seed)
         backward = self._fit_candidate(v_second, u_second, self.seed + len(self.clusters) * self.starts)
@@ -127,9 +127,7 @@ class Unsupervised(UnpairedMatcher):
                 f"rows to the opposite side). The spaces are unrelated, or {len(u)} and {len(v)} rows are too few; a "
                 "few pairs with 'seeded_refinement' help more than many rows"
             )
-        refinement = refined(
-            forward.pairs, u, v, neighbours=self.neighbours, iterations=self.iterations, seed=self.seed
-        )
+        refinement = refine(forward.pairs, u, v, neighbours=self.neighbours, iterations=self.iterations, seed=self.seed)
         stitch = orthogonal(moments_of(x[refinement.x], y[refinement.y]), x, y, dtype)
         stitch.fitted |= {
             "cycle": cycle, "overlap": overlap, "clusters": forward.clusters, "stability": forward.stability,
@@ -140,86 +138,90 @@ class Unsupervised(UnpairedMatcher):
     def _fit_candidate(self, x: Tensor, y: Tensor, seed: int) -> _Candidate:
         """Fit the map of unit rows, with the number of clusters of the best agreement between maps."""
         best: tuple[float, int, tuple[Tensor, Tensor]] | None = None
-        few = x[:SCOUTS], y[:SCOUTS]
-        for place, count in enumerate(self.clusters):
-            first = seed + place * self.starts
-            matched = [self._matched(x, y, count, first + start) for start in range(self.starts)]
-            maps = [self._refined(pairs, *few, first, whole=False)[1] for pairs in matched]
-            images = torch.stack([unit(few[0] @ rotation) for rotation in maps])
-            agreement = torch.einsum("ind,jnd->ij", images, images) / len(few[0])
-            middle = agreement.sum(1).argmax()
-            nearest = agreement[middle].topk(self.starts // 2 + 1).indices
-            stability = agreement[middle, nearest[nearest != middle]].mean().item()
+        scout_rows = x[:SCOUTS], y[:SCOUTS]
+        for position, count in enumerate(self.clusters):
+            first_seed = seed + position * self.starts
+            centre_pairs = [self._match_clusters(x, y, count, first_seed + start) for start in range(self.starts)]
+            maps = [self._refine_pairs(pairs, *scout_rows, first_seed, whole=False)[1] for pairs in centre_pairs]
+            mapped_rows = torch.stack([unit_rows(scout_rows[0] @ rotation) for rotation in maps])
+            agreement = torch.einsum("ind,jnd->ij", mapped_rows, mapped_rows) / len(scout_rows[0])
+            central = agreement.sum(1).argmax()
+            nearest = agreement[central].topk(self.starts // 2 + 1).indices
+            stability = agreement[central, nearest[nearest != central]].mean().item()
             if best is None or stability > best[0]:
-                left, right = (torch.cat(parts) for parts in zip(*(matched[i] for i in nearest.tolist()), strict=True))
+                left, right = (
+                    torch.cat(parts) for parts in zip(*(centre_pairs[i] for i in nearest.tolist()), strict=True)
+                )
                 best = stability, count, (left, right)
         assert best is not None
-        pairs, rotation = self._refined(best[2], x, y, seed, whole=True)
+        pairs, rotation = self._refine_pairs(best[2], x, y, seed, whole=True)
         return _Candidate(pairs, rotation, best[1], best[0])
 
-    def _refined(
+    def _refine_pairs(
         self, pairs: tuple[Tensor, Tensor], x: Tensor, y: Tensor, seed: int, *, whole: bool
     ) -> tuple[tuple[Tensor, Tensor], Tensor]:
         """Return refined pairs and their orthogonal map."""
         iterations = self.iterations if whole else max(1, self.iterations // 2)
-        refinement = refined(pairs, x, y, neighbours=self.neighbours, iterations=iterations, seed=seed, whole=whole)
+        refinement = refine(pairs, x, y, neighbours=self.neighbours, iterations=iterations, seed=seed, whole=whole)
         pairs = x[refinement.x], y[refinement.y]
         left, _, right = torch.linalg.svd(pairs[0].T @ pairs[1], full_matrices=False)
         return pairs, left @ right
 
-    def _matched(self, x: Tensor, y: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Return the centres of matched clusters."""
+    def _match_clusters(self, x: Tensor, y: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Cluster both sides, match the clusters, and return the paired centres."""
         from sklearn.cluster import KMeans
 
         centres = [
             torch.from_numpy(KMeans(count, n_init=KMEANS, random_state=seed).fit(rows.numpy()).cluster_centers_)
             for rows in (x, y)
         ]
-        places, _ = assigned(_standardised(centres[0]), _standardised(centres[1]), self.restarts, seed)
-        return centres[0], centres[1][places]
+        permutation, _ = match_by_similarity(_standardised(centres[0]), _standardised(centres[1]), self.restarts, seed)
+        return centres[0], centres[1][permutation]
 
 
 @dataclass(frozen=True)
 class _Candidate:
     """Map fitted to unit rows."""
 
-    pairs: tuple[Tensor, Tensor]  # the rows of its pairs
+    pairs: tuple[Tensor, Tensor]  # the paired rows of both sides
     map: Tensor  # (dx, dy) (semi-)orthogonal
     clusters: int  # selected number of clusters
     stability: float  # mean cosine of the agreeing maps
 
 
-def assigned(a: Tensor, b: Tensor, restarts: int, seed: int) -> tuple[Tensor, float]:
+def match_by_similarity(a: Tensor, b: Tensor, restarts: int, seed: int) -> tuple[Tensor, float]:
     """Return the permutation p that maximises ``Σ a[i, j] b[p[i], p[j]]``, by pairwise exchanges from random starts.
 
     All starts advance in parallel, each by its best exchange, until no exchange improves the sum.
     """
     generator = torch.Generator().manual_seed(seed)
     a, b = a.double(), b.double()
-    places = torch.stack([torch.randperm(len(a), generator=generator) for _ in range(restarts)])
+    permutations = torch.stack([torch.randperm(len(a), generator=generator) for _ in range(restarts)])
     first, second = torch.triu_indices(len(a), len(a), 1)
-    going, least = torch.arange(restarts), 1e-9 * float(a.abs().sum() * b.abs().max())
-    while len(going):
-        here = places[going]
-        moved = b[here[:, :, None], here[:, None, :]]
-        products = a @ moved
+    active, tolerance = torch.arange(restarts), 1e-9 * float(a.abs().sum() * b.abs().max())
+    while len(active):
+        current = permutations[active]
+        permuted_b = b[current[:, :, None], current[:, None, :]]
+        products = a @ permuted_b
         aligned = products.diagonal(dim1=1, dim2=2)
-        of_a, of_b = a.diagonal(), moved.diagonal(dim1=1, dim2=2)
+        a_diagonal, b_diagonal = a.diagonal(), permuted_b.diagonal(dim1=1, dim2=2)
         gain = products + products.mT - aligned[:, :, None] - aligned[:, None, :]
         # Subtract the terms of the two exchanged clusters, which the products include.
-        gain -= (of_a[:, None] - a) * (moved - of_b[:, :, None]) + (a - of_a) * (of_b[:, None, :] - moved)
-        gain = 2 * gain + (of_a[:, None] - of_a) * (of_b[:, None, :] - of_b[:, :, None])
+        gain -= (a_diagonal[:, None] - a) * (permuted_b - b_diagonal[:, :, None]) + (a - a_diagonal) * (
+            b_diagonal[:, None, :] - permuted_b
+        )
+        gain = 2 * gain + (a_diagonal[:, None] - a_diagonal) * (b_diagonal[:, None, :] - b_diagonal[:, :, None])
         best, exchange = gain[:, first, second].max(1)
-        better = best > least
-        going, i, j = going[better], first[exchange[better]], second[exchange[better]]
-        places[going, i], places[going, j] = places[going, j], places[going, i]
-    sums = (a * b[places[:, :, None], places[:, None, :]]).sum((1, 2))
-    return places[sums.argmax()], sums.max().item()
+        improved = best > tolerance
+        active, i, j = active[improved], first[exchange[improved]], second[exchange[improved]]
+        permutations[active, i], permutations[active, j] = permutations[active, j], permutations[active, i]
+    sums = (a * b[permutations[:, :, None], permutations[:, None, :]]).sum((1, 2))
+    return permutations[sums.argmax()], sums.max().item()
 
 
 def _standardised(centres: Tensor) -> Tensor:
     """Return the cosines between centred centres, standardised to mean 0 and variance 1, with a zero diagonal."""
-    rows = unit(centres - centres.mean(0))
+    rows = unit_rows(centres - centres.mean(0))
     cosines, off_diagonal = rows @ rows.T, ~torch.eye(len(rows), dtype=torch.bool)
     standardised = (cosines - cosines[off_diagonal].mean()) / cosines[off_diagonal].std().clamp_min(1e-12)
     return standardised.fill_diagonal_(0)
@@ -228,15 +230,15 @@ def _standardised(centres: Tensor) -> Tensor:
 def _cycle(x: Tensor, y: Tensor, forward: Tensor, backward: Tensor) -> float:
     """Return the mean cosine of rows of the narrower side with their round trip."""
     rows, there, back = (x, forward, backward) if x.shape[1] <= y.shape[1] else (y, backward, forward)
-    return (rows * unit(rows @ there @ back)).sum(1).mean().item()
+    return (rows * unit_rows(rows @ there @ back)).sum(1).mean().item()
 
 
 def _overlap(x: Tensor, y: Tensor, forward: Tensor, backward: Tensor) -> float:
     """Return the similarity of rows to mapped rows, relative to rows of the same side: the minimum over both sides."""
     ratios = []
-    for rows, mapped in ((y, unit(x @ forward)), (x, unit(y @ backward))):
+    for rows, mapped in ((y, unit_rows(x @ forward)), (x, unit_rows(y @ backward))):
         count = min(len(rows) // 2, len(mapped), SCOUTS)
         queries, same_side, mapped_rows = rows[:count], rows[count : 2 * count], mapped[-count:]
-        near, among = ((queries @ targets.T).amax(1).mean() for targets in (mapped_rows, same_side))
-        ratios.append((near / among).item())
+        to_mapped, to_same_side = ((queries @ targets.T).amax(1).mean() for targets in (mapped_rows, same_side))
+        ratios.append((to_mapped / to_same_side).item())
     return min(ratios)

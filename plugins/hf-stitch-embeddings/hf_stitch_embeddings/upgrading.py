@@ -13,8 +13,8 @@ import numpy as np
 
 from hf_stitch.results import Result
 from hf_stitch_embeddings.embedding_map import EmbeddingMap
-from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, written
-from hf_stitch_embeddings.vectors import BATCH, is_unit, normalized
+from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, write_errors
+from hf_stitch_embeddings.vectors import BATCH, normalized, was_normalized
 
 if TYPE_CHECKING:
     import pandas
@@ -112,36 +112,36 @@ def upgrade(
 
     if batch_size < 1 or verify < 0:
         raise ValueError(f"batch_size must be 1 or more and verify 0 or more, got {batch_size} and {verify}")
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     description = store.describe()
-    _check(description, embedding_map)
+    _check_map(description, embedding_map)
     if description.error > TOLERANCE:
         warnings.warn(
             f"{description.name} returns vectors with an error of about {description.error:.2f} of their lengths: "
             "expect a lower recall than in the verdict, or upgrade the original vectors if you have them",
             stacklevel=2,
         )
-    with written(description.name):
+    with write_errors(description.name):
         store.start(fingerprint(embedding_map), embedding_map.out_features)
-        mapped, left = 0, store.missing()
-        already_mapped = description.rows - left
+        mapped, missing = 0, store.missing()
+        already_mapped = description.rows - missing
         with tqdm(
             total=description.rows, initial=already_mapped, unit="row", desc="upgrade", disable=not progress
         ) as bar:
-            while left:
+            while missing:
                 for ids, rows in store.pending(batch_size):
-                    store.write(ids, _mapped(embedding_map, ids, rows, description))
+                    store.write(ids, _map_rows(embedding_map, ids, rows, description))
                     mapped += len(ids)
                     bar.update(len(ids))
-                before, left = left, store.missing()
-                if left >= before:
+                previous_missing, missing = missing, store.missing()
+                if missing >= previous_missing:
                     raise ValueError(
-                        f"{description.name} still has {left} rows without a new vector after a whole pass: stop other "
-                        "writers and rerun to continue"
+                        f"{description.name} still has {missing} rows without a new vector after a whole pass: stop "
+                        "other writers and rerun to continue"
                     )
-        difference, verified = _compared(store, embedding_map, description, verify, seed)
+        difference, verified = _verify_sample(store, embedding_map, description, verify, seed)
         sentence = store.switch()
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start_time
     return Upgraded(description.name, already_mapped + mapped, mapped, verified, difference, seconds, sentence)
 
 
@@ -154,7 +154,7 @@ def fingerprint(embedding_map: EmbeddingMap) -> str:
     return digest.hexdigest()[:12]
 
 
-def _check(description: Description, embedding_map: EmbeddingMap) -> None:
+def _check_map(description: Description, embedding_map: EmbeddingMap) -> None:
     if embedding_map.direction != "index":
         remedy = (
             "keep the old model, or pass direction='index' to fit_embedding_map"
@@ -174,7 +174,7 @@ def _check(description: Description, embedding_map: EmbeddingMap) -> None:
         )
 
 
-def _mapped(embedding_map: EmbeddingMap, ids: Sequence[Any], rows: Rows, description: Description) -> Rows:
+def _map_rows(embedding_map: EmbeddingMap, ids: Sequence[Any], rows: Rows, description: Description) -> Rows:
     bad = ~np.isfinite(rows).all(1)
     if embedding_map.metric == "cosine":
         bad |= ~rows.any(1)
@@ -184,28 +184,28 @@ def _mapped(embedding_map: EmbeddingMap, ids: Sequence[Any], rows: Rows, descrip
             f"{int(bad.sum())} vectors of {description.name} are zero or not finite, e.g. ids {bad_ids}; "
             "remove or repair them and rerun to continue from here"
         )
-    unit = embedding_map.record.get("input_normalized")
-    if unit and description.error and is_unit(rows, description.error):
+    requires_unit = embedding_map.record.get("input_normalized")
+    if requires_unit and description.error and was_normalized(rows, description.error):
         rows = normalized(rows)
     embedding_map.check_lengths(rows, f"the vectors of {description.name}")
     return embedding_map(rows)
 
 
-def _compared(
+def _verify_sample(
     store: VectorStore, embedding_map: EmbeddingMap, description: Description, count: int, seed: int
 ) -> tuple[float, int]:
     """Return the largest relative difference between stored and mapped vectors, and the number of compared rows."""
-    worst, verified, stale = 0.0, 0, []
+    largest, verified, bad_ids = 0.0, 0, []
     for ids, old, new in store.sample(count, seed):
-        expected = _mapped(embedding_map, ids, old, description)
+        expected = _map_rows(embedding_map, ids, old, description)
         lengths = np.maximum(np.linalg.norm(expected, axis=1), 1e-12)
         differences = np.linalg.norm(expected - new, axis=1) / lengths
-        stale += [ids[int(row)] for row in np.flatnonzero(~(differences <= TOLERANCE))]
-        worst, verified = max(worst, float(differences.max())), verified + len(ids)
-    if stale:
+        bad_ids += [ids[int(row)] for row in np.flatnonzero(~(differences <= TOLERANCE))]
+        largest, verified = max(largest, float(differences.max())), verified + len(ids)
+    if bad_ids:
         raise ValueError(
-            f"{len(stale)} of {verified} verified rows of {description.name} differ from the mapped vectors, e.g. id "
-            f"{stale[0]!r}: old vectors have changed during the upgrade. Searches still use the old vectors; delete "
+            f"{len(bad_ids)} of {verified} verified rows of {description.name} differ from the mapped vectors, e.g. id "
+            f"{bad_ids[0]!r}: old vectors have changed during the upgrade. Searches still use the old vectors; delete "
             "the new vectors and rerun"
         )
-    return worst, verified
+    return largest, verified

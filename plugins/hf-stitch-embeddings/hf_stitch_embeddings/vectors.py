@@ -1,4 +1,4 @@
-"""Vectors of documents and queries: reading from any container, checks, and encoding of texts."""
+"""Vectors of documents and queries: read them from any container, check them, and encode texts."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Vectors: TypeAlias = npt.NDArray[Any]
 
 BATCH = 8192
 """Rows per conversion or map call."""
-UNIT = 1e-2
-"""Tolerance for the length of a normalised vector (float16 and int8 are not exact)."""
+UNIT_TOLERANCE = 1e-2
+"""Tolerance for length 1 of a normalised vector (float16 and int8 are not exact)."""
 SAMPLED = 4096
 """Number of sampled rows to decide whether vectors are normalised."""
-ENOUGH = 20
-"""Number of rows of length 1 that rules out coincidence."""
-SCALE = 2
-"""Vectors count as foreign if most lengths are outside the range at the fit by this factor."""
+MIN_UNIT_ROWS = 20
+"""Number of rows that are not all of length 1 by coincidence."""
+LENGTH_FACTOR = 2
+"""Vectors are refused if their median length lies this factor outside the range of lengths at the fit."""
 
 
 @checked
@@ -83,7 +83,7 @@ def read_vectors(
         raise ValueError(f"{name} must be numbers of shape (n, d), got {actual}")
     if 0 in rows.shape:
         raise ValueError(f"{name} must not be empty, got shape {rows.shape}")
-    return _dequantized(rows, name, quantization, ranges)
+    return _dequantize(rows, name, quantization, ranges)
 
 
 def _array(container: Any, name: str) -> Vectors:
@@ -100,38 +100,40 @@ def _array(container: Any, name: str) -> Vectors:
     if isinstance(container, Mapping):
         raise ValueError(f"{name} must be one column, got {', '.join(map(str, container))}; pass one of them")
     if isinstance(container, Iterable) and not hasattr(container, "__len__"):
-        return _joined(iter(container), name)
+        return _concatenate(iter(container), name)
     try:
         rows = np.asarray(container)
     except ValueError:  # rows of several lengths, or objects
         rows = np.empty(0, dtype=object)
-    return _stacked(container, name) if rows.ndim == 1 and rows.dtype.kind in "OSU" else rows
+    return _stack_rows(container, name) if rows.ndim == 1 and rows.dtype.kind in "OSU" else rows
 
 
-def _joined(items: Iterator[Any], name: str) -> Vectors:
+def _concatenate(items: Iterator[Any], name: str) -> Vectors:
     """Concatenate a stream of batches or of rows."""
     first = next(items, None)
     if first is None:
         raise ValueError(f"{name} must not be empty, got an empty stream")
     items = itertools.chain([first], items)
-    listed = isinstance(first, list | tuple)
-    alone = bool(first) and isinstance(first[0], numbers.Real) if listed else _row(first, name).ndim == 1
-    chunks = iter(lambda: list(itertools.islice(items, BATCH)), []) if alone else items
+    is_sequence = isinstance(first, list | tuple)
+    items_are_rows = bool(first) and isinstance(first[0], numbers.Real) if is_sequence else _row(first, name).ndim == 1
+    chunks = iter(lambda: list(itertools.islice(items, BATCH)), []) if items_are_rows else items
     arrays = [_array(chunk, f"a batch of {name}") for chunk in chunks]
-    if wrong := [batch.shape for batch in arrays if batch.ndim != 2]:
-        raise ValueError(f"batches of {name} must have shape (n, d), got {wrong[0]}")
+    if wrong_shapes := [batch.shape for batch in arrays if batch.ndim != 2]:
+        raise ValueError(f"batches of {name} must have shape (n, d), got {wrong_shapes[0]}")
     if len(widths := {batch.shape[1] for batch in arrays}) > 1:
         raise ValueError(f"batches of {name} must have the same width, got {sorted(widths)}")
     return np.concatenate(arrays)
 
 
-def _stacked(rows: Any, name: str) -> Vectors:
+def _stack_rows(rows: Any, name: str) -> Vectors:
     """Stack row objects into a matrix."""
-    if empty := [place for place, row in enumerate(rows) if row is None]:
-        raise ValueError(f"{name} have {len(empty)} empty rows, e.g. row {empty[0]}; remove them on both sides")
+    if empty_rows := [index for index, row in enumerate(rows) if row is None]:
+        raise ValueError(
+            f"{name} have {len(empty_rows)} empty rows, e.g. row {empty_rows[0]}; remove them on both sides"
+        )
     arrays = [_row(row, name) for row in rows]
-    if len(shapes := {row_array.shape for row_array in arrays}) > 1:
-        raise ValueError(f"rows of {name} must have the same shape, got {sorted(shapes)[:5]}")
+    if len(row_shapes := {row_array.shape for row_array in arrays}) > 1:
+        raise ValueError(f"rows of {name} must have the same shape, got {sorted(row_shapes)[:5]}")
     return np.stack(arrays)
 
 
@@ -165,7 +167,7 @@ def _from_arrow(arrow: Any) -> Vectors:
     return flat.reshape(len(arrow), -1)
 
 
-def _dequantized(rows: Vectors, name: str, quantization: Quantization | None, ranges: Any) -> Vectors:
+def _dequantize(rows: Vectors, name: str, quantization: Quantization | None, ranges: Any) -> Vectors:
     """Decode quantized vectors; check that vectors without quantization are floating point."""
     if (quantization == "int8") != (ranges is not None):
         raise ValueError(
@@ -261,13 +263,13 @@ def normalized(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         [[0.6000000238418579, 0.800000011920929]]
     """
     vectors = np.asarray(vectors, dtype=np.float32)
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    wild = ~((lengths > 1e-18) & (lengths < 1e18))[:, 0]  # float32 rounds their squares to 0 or infinity
-    if wild.any():
-        vectors, largest = vectors.copy(), np.abs(vectors[wild]).max(1, keepdims=True)
-        vectors[wild] /= np.where((largest > 0) & np.isfinite(largest), largest, 1)
-        lengths[wild] = np.linalg.norm(vectors[wild], axis=1, keepdims=True)
-    return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    extreme = ~((norms > 1e-18) & (norms < 1e18))[:, 0]  # float32 rounds their squares to 0 or infinity
+    if extreme.any():
+        vectors, largest = vectors.copy(), np.abs(vectors[extreme]).max(1, keepdims=True)
+        vectors[extreme] /= np.where((largest > 0) & np.isfinite(largest), largest, 1)
+        norms[extreme] = np.linalg.norm(vectors[extreme], axis=1, keepdims=True)
+    return (vectors / np.where(norms > 0, norms, 1)).astype(np.float32)
 
 
 def are_normalized(vectors: Vectors) -> bool:
@@ -283,17 +285,17 @@ def are_normalized(vectors: Vectors) -> bool:
         >>> are_normalized(np.eye(3)), are_normalized(2 * np.eye(3))
         (True, False)
     """
-    return _unit(lengths(vectors))
+    return _all_unit(lengths(vectors))
 
 
-def _unit(norms: npt.NDArray[np.float64]) -> bool:
-    return norms.size > 0 and bool((np.abs(norms - 1) < UNIT).all())
+def _all_unit(norms: npt.NDArray[np.float64]) -> bool:
+    return norms.size > 0 and bool((np.abs(norms - 1) < UNIT_TOLERANCE).all())
 
 
-def is_unit(vectors: Vectors, error: float) -> bool:
-    """Return whether vectors had length 1 before a perturbation of about ``error``."""
+def was_normalized(vectors: Vectors, error: float) -> bool:
+    """Return whether vectors had length 1 before quantization with a relative error of about ``error``."""
     norms = lengths(vectors)
-    return norms.size > 0 and abs(float(np.median(norms)) - 1) <= max(error, UNIT)
+    return norms.size > 0 and abs(float(np.median(norms)) - 1) <= max(error, UNIT_TOLERANCE)
 
 
 def lengths(vectors: Vectors) -> npt.NDArray[np.float64]:
@@ -304,33 +306,35 @@ def lengths(vectors: Vectors) -> npt.NDArray[np.float64]:
     return norms[norms > 0]
 
 
-def check_lengths(vectors: Vectors, fitted: Sequence[float], name: str) -> None:
+def check_lengths(vectors: Vectors, fit_range: Sequence[float], name: str) -> None:
     """Raise an error if the lengths of vectors do not match the lengths (minimum, maximum) at the fit of a map.
 
-    Lengths differ if only one set has length 1, or if most lengths are outside the range at the fit by a factor of 2.
+    They do not match if only one set has length 1, or if the median length is outside the range by a factor of 2.
     """
-    norms, (low, high) = lengths(vectors), fitted
+    norms, (low, high) = lengths(vectors), fit_range
     if not norms.size:
         return
     actual = f"{name} have lengths from {norms.min():.3g} to {norms.max():.3g}"
-    if _unit(np.array(fitted)):
-        if not _unit(norms):
-            raise ValueError(f"the map was fitted to vectors of length 1 ± {UNIT}, but {actual}; normalise them first")
-    elif _unit(norms) and (norms.size >= ENOUGH or not low <= 1 <= high):
+    if _all_unit(np.array(fit_range)):
+        if not _all_unit(norms):
+            raise ValueError(
+                f"the map was fitted to vectors of length 1 ± {UNIT_TOLERANCE}, but {actual}; normalise them first"
+            )
+    elif _all_unit(norms) and (norms.size >= MIN_UNIT_ROWS or not low <= 1 <= high):
         raise ValueError(
             f"{name} have length 1, but the map was fitted to unnormalised vectors: normalise the pairs and refit, or "
             "pass vectors as the encoder returns them"
         )
-    elif differ(norms, fitted):
+    elif outside_range(norms, fit_range):
         raise ValueError(
             f"the map was fitted to vectors of lengths from {low:.3g} to {high:.3g}, but {actual}: pass vectors as the "
             "encoder returns them, or refit to pairs of such vectors"
         )
 
 
-def differ(norms: npt.NDArray[np.float64], fitted: Sequence[float]) -> bool:
-    """Return whether most lengths are far outside a range."""
-    return not fitted[0] / SCALE <= float(np.median(norms)) <= fitted[1] * SCALE
+def outside_range(norms: npt.NDArray[np.float64], length_range: Sequence[float]) -> bool:
+    """Return whether the median length is far outside a range (minimum, maximum)."""
+    return not length_range[0] / LENGTH_FACTOR <= float(np.median(norms)) <= length_range[1] * LENGTH_FACTOR
 
 
 @checked
@@ -365,9 +369,9 @@ def check_pairs(source: Vectors, target: Vectors, *, ids: Any = None, metric: Me
         _check_ids(ids, len(source))
     else:
         _check_alignment(source, target)
-    sides = are_normalized(source), are_normalized(target)
-    if sides[0] != sides[1]:
-        which = "old" if sides[0] else "new"
+    sides_normalized = are_normalized(source), are_normalized(target)
+    if sides_normalized[0] != sides_normalized[1]:
+        which = "old" if sides_normalized[0] else "new"
         if metric != "cosine":
             raise ValueError(
                 f"only the {which} vectors have length 1, but metric {metric} depends on lengths: normalise both sides "
@@ -381,8 +385,8 @@ def check_pairs(source: Vectors, target: Vectors, *, ids: Any = None, metric: Me
 
 
 def _check_ids(ids: Any, rows: int) -> None:
-    pair = isinstance(ids, tuple) and len(ids) == 2 and not isinstance(ids[0], str | int)
-    sides = [list(side) for side in ids] if pair else [list(ids)]
+    is_pair = isinstance(ids, tuple) and len(ids) == 2 and not isinstance(ids[0], str | int)
+    sides = [list(side) for side in ids] if is_pair else [list(ids)]
     for side in sides:
         if len(side) != rows:
             raise ValueError(f"ids must have one id per row ({rows}), got {len(side)}")
@@ -390,8 +394,8 @@ def _check_ids(ids: Any, rows: int) -> None:
             raise ValueError(f"ids must be unique, got {len(side) - len(set(side))} repeated ids; pass each pair once")
     if len(sides) == 2 and sides[0] != sides[1]:
         first = next(row for row, (a, b) in enumerate(zip(*sides, strict=True)) if a != b)
-        same = set(sides[0]) == set(sides[1])
-        remedy = "sort both sides by id" if same else "keep the ids common to both sides, in the same order"
+        same_ids = set(sides[0]) == set(sides[1])
+        remedy = "sort both sides by id" if same_ids else "keep the ids common to both sides, in the same order"
         raise ValueError(
             f"the rows do not correspond: row {first} has id {sides[0][first]!r} on the old side and "
             f"{sides[1][first]!r} on the new side; {remedy}"
@@ -412,11 +416,11 @@ def _check_alignment(source: Vectors, target: Vectors, rows: int = 512, draws: i
     agreement = float((grams[0] * grams[1]).sum())
     generator = np.random.default_rng(0)
     orders = [generator.permutation(len(sample)) for _ in range(draws)]
-    shuffled = [float((grams[0] * grams[1][np.ix_(order, order)]).sum()) for order in orders]
-    if agreement < np.mean(shuffled) + 3 * np.std(shuffled):
+    shuffled_agreements = [float((grams[0] * grams[1][np.ix_(order, order)]).sum()) for order in orders]
+    if agreement < np.mean(shuffled_agreements) + 3 * np.std(shuffled_agreements):
         raise ValueError(
             f"the rows do not correspond: similarities of old and new vectors correlate ({agreement:.3f}) no more than "
-            f"shuffled rows ({np.mean(shuffled):.3f}); sort both sides by id, or pass ids=(old_ids, new_ids)"
+            f"shuffled rows ({np.mean(shuffled_agreements):.3f}); sort both sides by id, or pass ids=(old_ids, new_ids)"
         )
 
 
@@ -490,9 +494,9 @@ class RemoteEncoder:
 
     def _batch(self, texts: list[str], start: int, total: int) -> npt.NDArray[np.float32]:
         key = hashlib.sha256(json.dumps([self.name, *texts]).encode()).hexdigest()[:32]
-        place = None if self.cache is None else Path(self.cache) / f"{key}.npy"
-        if place is not None and place.is_file():
-            cached: npt.NDArray[np.float32] = np.load(place)
+        cache_file = None if self.cache is None else Path(self.cache) / f"{key}.npy"
+        if cache_file is not None and cache_file.is_file():
+            cached: npt.NDArray[np.float32] = np.load(cache_file)
             return cached
         cost = self.cost_per_character * sum(map(len, texts))
         if self.cost_limit is not None and self.spent + cost > self.cost_limit:
@@ -505,11 +509,11 @@ class RemoteEncoder:
         self.spent += cost
         if len(vectors) != len(texts):
             raise ValueError(f"the encoder must return one vector per text ({len(texts)}), got {len(vectors)}")
-        if place is not None:
-            place.parent.mkdir(parents=True, exist_ok=True)
+        if cache_file is not None:
+            cache_file.parent.mkdir(parents=True, exist_ok=True)
             content = io.BytesIO()
             np.save(content, vectors)
-            write_whole(place, lambda path: path.write_bytes(content.getvalue()))
+            write_whole(cache_file, lambda path: path.write_bytes(content.getvalue()))
         return vectors
 
     def _call(self, texts: list[str], start: int, total: int) -> Any:
@@ -598,8 +602,8 @@ def encode(
     if not hasattr(encoder, "encode"):
         encoder = RemoteEncoder(encoder)
     has_progress_bar = any(kind.__module__.startswith("sentence_transformers") for kind in type(encoder).__mro__)
-    run = getattr(encoder, "encode_query" if queries else "encode_document", encoder.encode)
-    outputs = run(texts, show_progress_bar=progress) if has_progress_bar else run(texts)
+    encode_texts = getattr(encoder, "encode_query" if queries else "encode_document", encoder.encode)
+    outputs = encode_texts(texts, show_progress_bar=progress) if has_progress_bar else encode_texts(texts)
     vectors = read_vectors(outputs, "the encoder's output").astype(np.float32)
     if len(vectors) != len(texts):
         raise ValueError(f"the encoder returned {len(vectors)} vectors for {len(texts)} texts")

@@ -237,7 +237,7 @@ def test_all_other_kinds_are_refused_by_name_on_both_sides(factory: str, tmp_pat
         (True, "FAISS indexes of kind .* are not supported as new indexes: pass a different factory"),
     ):
         with pytest.raises(ValueError, match=message):
-            is_exact(faiss, made, built=built)
+            is_exact(faiss, made, is_new=built)
     path = saved(tmp_path, "Flat", faiss.METRIC_L2)
     with pytest.raises(ValueError, match="not supported as new indexes: pass a different factory"):
         upgrade(

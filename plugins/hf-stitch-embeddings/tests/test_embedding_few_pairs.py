@@ -9,7 +9,7 @@ import pytest
 import torch
 from embedding_unpaired_cases import CUT, networks
 from hf_stitch_embeddings import SeededRefinement
-from hf_stitch_embeddings.few_pairs import mutual_neighbours, refined, span
+from hf_stitch_embeddings.few_pairs import mutual_neighbours, refine, span
 from torch import Tensor
 from torch.nn import ReLU
 
@@ -104,9 +104,9 @@ def test_few_pairs_span_few_directions() -> None:
 
 def test_refinement_ends_when_pairs_are_stable() -> None:
     x, y = (rows - rows.mean(0) for rows in planted(noise=0.1))
-    found = refined((x[:50], y[:50]), x[50:], y[50:], neighbours=10, iterations=10, seed=0)
+    found = refine((x[:50], y[:50]), x[50:], y[50:], neighbours=10, iterations=10, seed=0)
     assert found.stable and found.rounds < 10 and torch.equal(found.x, found.y)
-    once = refined((x[:50], y[:50]), x[50:], y[50:], neighbours=10, iterations=1, seed=0)
+    once = refine((x[:50], y[:50]), x[50:], y[50:], neighbours=10, iterations=1, seed=0)
     assert not once.stable and once.rounds == 1
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from embedding_unpaired_cases import CUT, clustered, networks
 from hf_stitch_embeddings import Unsupervised
-from hf_stitch_embeddings.unsupervised import assigned
+from hf_stitch_embeddings.unsupervised import match_by_similarity
 from torch import Tensor
 
 import hf_stitch
@@ -31,7 +31,7 @@ def test_an_assignment_is_the_best_of_all() -> None:
     sums = {
         p: sum(a[i, j] * b[p[i], p[j]] for i in range(6) for j in range(6)) for p in itertools.permutations(range(6))
     }
-    places, value = assigned(torch.from_numpy(a), torch.from_numpy(b), 100, 0)
+    places, value = match_by_similarity(torch.from_numpy(a), torch.from_numpy(b), 100, 0)
     assert value == pytest.approx(max(sums.values()))
     assert tuple(places.tolist()) == max(sums, key=lambda p: sums[p])
 

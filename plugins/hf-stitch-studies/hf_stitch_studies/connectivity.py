@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WEIGHTS = tuple(i / 10 for i in range(11))
+"""Default values of λ on a path."""
 Pair = tuple[str, str]
+"""Names of the stitching layers at the ends of a path."""
 
 
 @dataclass(frozen=True)
@@ -208,32 +210,32 @@ def mode_connectivity(
         >>> list(connectivity.paths["first", "second"])
         [0.0, 0.5, 1.0]
     """
-    if wrong := [weight for weight in weights if not 0 <= weight <= 1]:
-        raise ValueError(f"weights must be in [0, 1], got {wrong[0]}")
+    if invalid_weights := [weight for weight in weights if not 0 <= weight <= 1]:
+        raise ValueError(f"weights must be in [0, 1], got {invalid_weights[0]}")
     for layer in stitches.values():
         for part in layer.parts:
-            as_linear(getattr(layer, part))
+            as_linear(getattr(layer, part))  # raises if a map is not affine
     samples = Samples.of(data)
     options: dict[str, Any] = {
         "target": target, "batch_size": batch_size, "seed": seed, "resamples": resamples, "progress": progress
     }  # fmt: skip
     accuracies = relative_accuracies(stitched, stitches, samples, **options)
-    ends = [name for name in stitches if accuracies[name][0] >= min_relative_accuracy]
-    if len(ends) < 2:
-        reached = ", ".join(f"{name} {accuracy[0]:.3f}" for name, accuracy in accuracies.items())
+    endpoints = [name for name in stitches if accuracies[name][0] >= min_relative_accuracy]
+    if len(endpoints) < 2:
+        listing = ", ".join(f"{name} {accuracy[0]:.3f}" for name, accuracy in accuracies.items())
         raise ValueError(
             f"fewer than two stitching layers reach a relative accuracy of {min_relative_accuracy:g}: "
-            f"{reached or 'got none'}"
+            f"{listing or 'got none'}"
         )
     inner_weights = sorted({float(weight) for weight in weights} - {0.0, 1.0})
-    names = {(a, b, w): f"{w:g} {a} + {1 - w:g} {b}" for a, b in combinations(ends, 2) for w in inner_weights}
+    names = {(a, b, w): f"{w:g} {a} + {1 - w:g} {b}" for a, b in combinations(endpoints, 2) for w in inner_weights}
     interpolated = {name: interpolate(stitches[a], stitches[b], w) for (a, b, w), name in names.items()}
     inner_accuracies = relative_accuracies(stitched, interpolated, samples, **options) if interpolated else {}
     paths, barriers = {}, {}
-    for a, b in combinations(ends, 2):
+    for a, b in combinations(endpoints, 2):
         path = {0.0: accuracies[b], **{w: inner_accuracies[names[a, b, w]] for w in inner_weights}, 1.0: accuracies[a]}
         drops = np.stack([w * accuracies[a] + (1 - w) * accuracies[b] - values for w, values in path.items()])
         paths[a, b] = {w: as_score(values) for w, values in path.items()}
         barriers[a, b] = as_score(drops.max(0))
-    left_out = {name: as_score(accuracy) for name, accuracy in accuracies.items() if name not in ends}
+    left_out = {name: as_score(accuracy) for name, accuracy in accuracies.items() if name not in endpoints}
     return ModeConnectivity(min_relative_accuracy, len(samples), samples.fingerprint, left_out, paths, barriers)

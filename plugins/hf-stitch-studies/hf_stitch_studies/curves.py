@@ -72,8 +72,8 @@ class Curves(Result):
                     f"join requires curves with the same {attribute}, got {getattr(self, attribute)} and "
                     f"{getattr(other, attribute)}"
                 )
-        if twice := self.scores.keys() & other.scores.keys():
-            raise ValueError(f"join requires different names of curves, got {', '.join(sorted(twice))} in both")
+        if shared_names := self.scores.keys() & other.scores.keys():
+            raise ValueError(f"join requires different names of curves, got {', '.join(sorted(shared_names))} in both")
         return replace(self, scores={**self.scores, **other.scores})
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -216,7 +216,7 @@ def relative_accuracies(
             of them.
     """
     for name, layer in layers.items():
-        check_place(stitched, name, layer)
+        check_place(stitched, name, layer)  # raises if the cuts differ
     samples = Samples.of(data)
     task = task_named(stitched.task)
     if not task.classifies or samples.labels is None:

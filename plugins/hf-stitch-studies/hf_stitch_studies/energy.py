@@ -1,4 +1,4 @@
-"""Detector that scores activations by the energy of a classifier trained on them."""
+"""Detector of unusual activations, which scores them by the energy of a classifier trained on activations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Options of the published experiment, and of a narrow network with few epochs for two CPU cores."""
 
-FEWEST = 4
+MIN_SAMPLES = 4
 """Minimum number of samples."""
 
 
@@ -118,12 +118,12 @@ class Energy(Detector):
         outliers = _SampleStore(auxiliary, inliers.like)
         if len(labels) != len(inliers):
             raise ValueError(f"labels must have one entry per sample ({len(inliers)}), got {len(labels)}")
-        if min(len(inliers), len(outliers)) < FEWEST:
+        if min(len(inliers), len(outliers)) < MIN_SAMPLES:
             raise ValueError(
-                f"Energy requires at least {FEWEST} samples and {FEWEST} auxiliary samples, got {len(inliers)} and "
-                f"{len(outliers)}"
+                f"Energy requires at least {MIN_SAMPLES} samples and {MIN_SAMPLES} auxiliary samples, got "
+                f"{len(inliers)} and {len(outliers)}"
             )
-        classes, truth = labels.unique(return_inverse=True)
+        classes, class_indices = labels.unique(return_inverse=True)
         sample = inliers.take([0])
         generator = torch.Generator().manual_seed(self.seed)
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -135,13 +135,13 @@ class Energy(Detector):
             for _ in range(self.epochs * _steps_per_epoch(len(inliers), self.batch_size)):
                 indices = next(inlier_batches)
                 logits = network(inliers.take(indices))
-                _optimizer_step(optimizer, functional.cross_entropy(logits, truth[indices].to(logits.device)))
+                _optimizer_step(optimizer, functional.cross_entropy(logits, class_indices[indices].to(logits.device)))
             inlier_batches = _shuffled_batches(len(inliers), self.batch_size // 2, generator)
             for _ in range(self.fine_tune_epochs * _steps_per_epoch(len(inliers), self.batch_size // 2)):
                 indices = next(inlier_batches)
                 # One batch for both, because separate BatchNorm statistics would hide their differences.
                 logits = network(inliers.take(indices, outliers.samples(next(outlier_batches))))
-                _optimizer_step(optimizer, self._loss(logits, truth[indices].to(logits.device)))
+                _optimizer_step(optimizer, self._loss(logits, class_indices[indices].to(logits.device)))
         return _EnergyScorer(network.eval(), sample.width)
 
     def _network(self, first: Representation, classes: int) -> nn.Module:
@@ -152,12 +152,13 @@ class Energy(Detector):
             network = TokenClassifier(first.width, classes, self.blocks)
         return network.to(first.values.device)
 
-    def _loss(self, logits: Tensor, truth: Tensor) -> Tensor:
+    def _loss(self, logits: Tensor, class_indices: Tensor) -> Tensor:
         """Return the cross-entropy of the labelled samples (the first ones) plus the energy penalty of all samples."""
         energies = -logits.logsumexp(1)
-        inside, outside = energies[: len(truth)] - self.margin_in, self.margin_out - energies[len(truth) :]
-        excess = inside.relu().square().mean() + outside.relu().square().mean()
-        return functional.cross_entropy(logits[: len(truth)], truth) + self.weight * excess
+        count = len(class_indices)
+        excess_in, excess_out = energies[:count] - self.margin_in, self.margin_out - energies[count:]
+        penalty = excess_in.relu().square().mean() + excess_out.relu().square().mean()
+        return functional.cross_entropy(logits[:count], class_indices) + self.weight * penalty
 
 
 class _EnergyScorer(Scorer):
@@ -185,15 +186,15 @@ class _SampleStore:
         self._values: list[Item] = []
         self._indices: list[tuple[int, int]] = []
         self.like = like
-        for number, batch in enumerate(batches):
+        for batch_number, batch in enumerate(batches):
             self.like = batch if self.like is None else self.like
             if batch.spec != self.like.spec:
                 raise ValueError(
                     f"Energy requires activations of one shape, got {self.like.spec} first, then {batch.spec} in "
-                    f"{'auxiliary ' if like else ''}batch {number}; pass samples of the same size"
+                    f"{'auxiliary ' if like else ''}batch {batch_number}; pass samples of the same size"
                 )
             self._values.append((batch.values.cpu(), None if batch.mask is None else batch.mask.cpu()))
-            self._indices += [(number, index) for index in range(batch.batch)]
+            self._indices += [(batch_number, index) for index in range(batch.batch)]
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -201,9 +202,9 @@ class _SampleStore:
     def samples(self, indices: Iterable[int]) -> list[Item]:
         samples: list[Item] = []
         for index in indices:
-            number, i = self._indices[index]
-            values, mask = self._values[number]
-            samples.append((values[i : i + 1], None if mask is None else mask[i : i + 1]))
+            batch_number, row = self._indices[index]
+            values, mask = self._values[batch_number]
+            samples.append((values[row : row + 1], None if mask is None else mask[row : row + 1]))
         return samples
 
     def take(self, indices: Iterable[int], extra: Sequence[Item] = ()) -> Representation:
@@ -212,8 +213,8 @@ class _SampleStore:
         values, masks = zip(*self.samples(indices), *extra, strict=True)
         device, mask = self.like.values.device, None
         if any(m is not None for m in masks):
-            full = [torch.ones_like(v[..., 0], dtype=torch.bool) for v in values]
-            mask = concatenate([f if m is None else m for f, m in zip(full, masks, strict=True)]).to(device)
+            unmasked = [torch.ones_like(v[..., 0], dtype=torch.bool) for v in values]
+            mask = concatenate([u if m is None else m for u, m in zip(unmasked, masks, strict=True)]).to(device)
         return self.like.replace(values=concatenate(values).to(device), mask=mask)
 
 

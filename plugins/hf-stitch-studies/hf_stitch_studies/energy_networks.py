@@ -19,12 +19,12 @@ class GridClassifier(nn.Module):
         super().__init__()
         self.size = size
         self.stem = nn.Sequential(nn.Conv2d(channels, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
-        stages, wide = list[nn.Module](), width
+        stages, out_channels = list[nn.Module](), width
         for stage in range(4):
-            narrow, wide = wide, width * 2**stage
-            stages += [_Block(narrow, wide, 1 if stage == 0 else 2), _Block(wide, wide, 1)]
+            in_channels, out_channels = out_channels, width * 2**stage
+            stages += [_Block(in_channels, out_channels, 1 if stage == 0 else 2), _Block(out_channels, out_channels, 1)]
         self.stages = nn.Sequential(*stages)
-        self.head = nn.Linear(wide, classes)
+        self.head = nn.Linear(out_channels, classes)
 
     def forward(self, activations: Representation) -> Tensor:
         """Return the logits, ``(batch, classes)`` float32."""

@@ -1,4 +1,4 @@
-"""Matrices as images, side by side."""
+"""Plot of the magnitudes of matrices as images, side by side."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from hf_stitch.metrics.base import Invariances
 from hf_stitch.options import Count
 from hf_stitch.papers import KLABUNDE_2023
 
-# Cosine distances below this may be rounding errors of 0.
 _ROUNDING = 1e-14
+"""Cosine distances below this may be rounding errors of 0."""
 
 
 @of_rows

@@ -1,4 +1,4 @@
-"""Report sections of curves and trajectories."""
+"""Report sections for the results :class:`Curves` and :class:`Trajectory`."""
 
 from __future__ import annotations
 

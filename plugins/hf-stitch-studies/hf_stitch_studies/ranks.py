@@ -65,24 +65,25 @@ def reduced_ranks(
     """
     stitch = stitched.stitch
     max_rank = min(stitch.widths)
-    fitted_ranks = None if ranks is None else list(ranks)
-    if wrong := [rank for rank in fitted_ranks or () if not 1 <= rank <= max_rank]:
-        raise ValueError(f"ranks must be from 1 to {max_rank}, the smaller width of the stitch, got {wrong[0]}")
-    statistics: dict[str, Moments] = {}
+    rank_list = None if ranks is None else list(ranks)
+    if invalid_ranks := [rank for rank in rank_list or () if not 1 <= rank <= max_rank]:
+        raise ValueError(f"ranks must be from 1 to {max_rank}, the smaller width of the stitch, got {invalid_ranks[0]}")
+    moments_by_part: dict[str, Moments] = {}
     target_network, layer = whole_target(stitched, target), (stitched.config.target or {})["cut"]["layer"]
     for batch in Samples.of(train_data).batches(batch_size, "fitting" if progress else None):
         with evaluating(stitched):
             x = stitched.source(**stitched.source_inputs(stitched.preprocess(batch.samples)))
         y = target_network.encode(target_network.preprocess(batch.samples), layer)[layer]
         for part, (rows_x, rows_y) in paired_rows(x, y, stitch.pooling).items():
-            if part not in statistics:
-                statistics[part] = Moments(rows_x.shape[1], rows_y.shape[1], device=rows_y.device)
-            statistics[part].update(rows_x, rows_y)
-    if fitted_ranks is None:
-        max_rank = min(min(Spectrum.of(moments, sxy=moments.sxy).rank, moments.dy) for moments in statistics.values())
-        fitted_ranks = [2**i for i in range(max_rank.bit_length()) if 2**i < max_rank] + [max_rank]
-    collected = CollectedParts(stitch.source, stitch.target, stitch.pooling, statistics)
-    return {rank: registries.matchers.build("low_rank", rank=rank).match(collected).only for rank in fitted_ranks}
+            if part not in moments_by_part:
+                moments_by_part[part] = Moments(rows_x.shape[1], rows_y.shape[1], device=rows_y.device)
+            moments_by_part[part].update(rows_x, rows_y)
+    if rank_list is None:
+        moments = moments_by_part.values()
+        max_rank = min(min(Spectrum.of(each, sxy=each.sxy).rank, each.dy) for each in moments)
+        rank_list = [2**i for i in range(max_rank.bit_length()) if 2**i < max_rank] + [max_rank]
+    collected_parts = CollectedParts(stitch.source, stitch.target, stitch.pooling, moments_by_part)
+    return {rank: registries.matchers.build("low_rank", rank=rank).match(collected_parts).only for rank in rank_list}
 
 
 def rank_curve(

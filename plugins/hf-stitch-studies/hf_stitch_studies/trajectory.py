@@ -144,7 +144,7 @@ class TrajectoryRecorder:
         if not task_named(stitched.task).classifies:
             raise ValueError(f"TrajectoryRecorder requires a classification head, got the task {stitched.task!r}")
         target_network = scored_target(stitched, target)
-        self._model, self._metrics, self._every, self._stitch = stitched, _by_label(metrics), every, stitch
+        self._model, self._metrics, self._every, self._stitch = stitched, _metrics_by_label(metrics), every, stitch
         cut = stitched.target.cut.layer
         samples = Samples.of(probe)
         with evaluating(stitched):
@@ -180,18 +180,18 @@ class TrajectoryRecorder:
             rows.append(paired_rows(mapped, y, layer.pooling)["body"])
             logits = self._model.head(mapped).logits
             loss += functional.cross_entropy(logits, target_logits.softmax(-1), reduction="sum").item()
-            truth = target_logits.argmax(-1) if labels is None else labels
-            correct += (logits.argmax(-1) == truth).sum().item()
-            target_correct += (target_logits.argmax(-1) == truth).sum().item()
+            expected_classes = target_logits.argmax(-1) if labels is None else labels
+            correct += (logits.argmax(-1) == expected_classes).sum().item()
+            target_correct += (target_logits.argmax(-1) == expected_classes).sum().item()
         mapped_rows, target_rows = (torch.cat(side) for side in zip(*rows, strict=True))
-        figures = {
+        quantities = {
             "relative_accuracy": correct / target_correct if target_correct else float("nan"),
             "cross_entropy": loss / self._n,
         }
         for label, metric in self._metrics.items():
-            figures[label] = type(metric).function(mapped_rows, target_rows, **metric.options).item()
+            quantities[label] = type(metric).function(mapped_rows, target_rows, **metric.options).item()
         self._steps.append(step)
-        for name, value in figures.items():
+        for name, value in quantities.items():
             self._figures.setdefault(name, []).append(value)
 
     @property
@@ -201,7 +201,7 @@ class TrajectoryRecorder:
         return Trajectory(tuple(self._steps), figures, self._n)
 
 
-def _by_label(metrics: Iterable[str | Metric]) -> dict[str, ActivationMetric]:
+def _metrics_by_label(metrics: Iterable[str | Metric]) -> dict[str, ActivationMetric]:
     """Return label -> metric. A label is the name with all non-default options."""
     by_label: dict[str, ActivationMetric] = {}
     for metric in map(activation_metric, metrics):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hf_stitch_studies import Bench, BenchGroup
 from hf_stitch_studies.benching.correlation import RELIABILITY, bench_score, fisher, jackknife, rank_correlations
-from hf_stitch_studies.benching.distances import Distance, RepresentedPair, metric_distances, structural_distances
+from hf_stitch_studies.benching.distances import BenchPair, Distance, metric_distances, structural_distances
 from hf_stitch_studies.benching.measuring import Bases, BenchData, best_of_networks, measure
 from scipy.stats import kendalltau, spearmanr, t
 
@@ -178,9 +178,9 @@ class Recorder(Distance):
     kind = "metric"
 
     def __init__(self) -> None:
-        self.seen: list[RepresentedPair] = []
+        self.seen: list[BenchPair] = []
 
-    def __call__(self, pair: RepresentedPair) -> float:
+    def __call__(self, pair: BenchPair) -> float:
         self.seen.append(pair)
         if pair.other.rank == 1:
             raise ValueError("undefined at rank 1")

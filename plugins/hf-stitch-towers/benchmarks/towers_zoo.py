@@ -463,7 +463,9 @@ def _count(rows: Iterable[Row], how: str) -> int:
 
 
 def _cell(text: str, most: int = 400) -> str:
-    return text[:most].replace("|", "\\|").replace("<", "&lt;") + ("…" if len(text) > most else "")
+    """Return a table cell; messages are quoted as code."""
+    cell = text[:most].replace("|", "\\|").replace("`", "'") + ("…" if len(text) > most else "")
+    return f"`{cell}`" if " " in cell else cell
 
 
 def main() -> None:

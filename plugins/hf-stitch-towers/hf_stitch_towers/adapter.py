@@ -68,7 +68,7 @@ class ImageTextAdapter(Adapter):
             return super().beside(context)  # type: ignore[return-value]
         adapter = copy.copy(self)
         if isinstance(context, str):
-            adapter.prompt, arguments = context, self._read(context)
+            adapter.prompt, arguments = context, self._arguments_of(context)
         else:
             arguments = {name: torch.as_tensor(value) for name, value in context.items()}
             if "decoder_input_ids" in self.interface.given and (first := start_of(self.model)) is not None:
@@ -79,8 +79,8 @@ class ImageTextAdapter(Adapter):
         adapter.interface = dataclasses.replace(self.interface, prompt=prompt)
         return adapter
 
-    def _read(self, text: str) -> dict[str, Tensor]:
-        """Return the arguments of a text for an image, for one sample."""
+    def _arguments_of(self, text: str) -> dict[str, Tensor]:
+        """Return the arguments of one sample for a text, prepared by the processor together with a blank image."""
         if not hasattr(self.processor, "save_pretrained"):
             raise ValueError(
                 f"{type(self.model).__name__} requires a processor for the context {text!r}: pass processor=, or "

@@ -1,4 +1,4 @@
-"""Reference texts for images, as tokens: answers, or the names of their classes."""
+"""Reference texts of test images, as tokens: their answers, or the names of all classes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hf_stitch import Samples
 from hf_stitch.data.samples import ids_of
 
 MOST = 32
-"""Maximum number of classes with compared names; names of several tokens cost a forward pass each for every row."""
+"""Maximum number of classes: the likelihood of each class name costs a forward pass for every row of scores."""
 
 BEFORE = 4
 """Number of preceding tokens that are tokenized together with an answer."""
@@ -47,17 +47,17 @@ def references_of(samples: Samples, tokenizer: Any) -> tuple[dict[Any, Asked], s
         raise ValueError(
             f"the column 'answer' must contain a text for each sample, got {kind}: omit samples without one"
         )
-    raw = samples.take(1).batches(1)
-    answers = any(isinstance(sample, Mapping) and "answer" in sample for batch in raw for sample in batch.samples)
-    if answers and tokenizer is None:
+    first_batches = samples.take(1).batches(1)
+    has_answers = any(isinstance(x, Mapping) and "answer" in x for batch in first_batches for x in batch.samples)
+    if has_answers and tokenizer is None:
         raise ValueError("scoring answers requires a tokenizer, which the processor of the network lacks")
-    if answers:
-        rows = (
+    if has_answers:
+        samples_by_id = (
             (name, sample)
             for batch in samples.batches(256)
             for name, sample in zip(ids_of(batch.samples), batch.samples, strict=True)
         )
-        texts = {name: str(sample["answer"]) for name, sample in rows}
+        texts = {name: str(sample["answer"]) for name, sample in samples_by_id}
         if blank := [name for name, text in texts.items() if not text.strip()]:
             raise ValueError(f"the answer of sample {blank[0]!r} is empty: omit this sample")
         return {name: Asked((text,), 0) for name, text in texts.items()}, ""
@@ -128,7 +128,7 @@ def tokens_of(tokenizer: Any, ids: Sequence[int], text: str) -> list[int]:
 def rounds(
     tokenizer: Any, texts: Tensor, asked: Sequence[Asked], padding: int
 ) -> Iterator[tuple[Tensor, Tensor]]:  # fmt: skip
-    """Yield the tokens of the first, second, … choice of all samples after their texts, and which of them count.
+    """Yield, for the first, second, … choice, its padded tokens for all samples and the mask without padding.
 
     Raises:
         ValueError: If two choices of a sample have the same tokens.
@@ -137,8 +137,8 @@ def rounds(
             for row, question in zip(texts.tolist(), asked, strict=True)]  # fmt: skip
     for question, tokens in zip(asked, rows, strict=True):
         check_distinct(question.choices, tokens)
-    for several in zip(*rows, strict=True):
-        longest = max(map(len, several))
-        ids = torch.tensor([[*tokens, *[padding] * (longest - len(tokens))] for tokens in several])
-        counted = torch.tensor([[True] * len(tokens) + [False] * (longest - len(tokens)) for tokens in several])
+    for choice_rows in zip(*rows, strict=True):  # one choice of every sample
+        longest = max(map(len, choice_rows))
+        ids = torch.tensor([[*tokens, *[padding] * (longest - len(tokens))] for tokens in choice_rows])
+        counted = torch.tensor([[True] * len(tokens) + [False] * (longest - len(tokens)) for tokens in choice_rows])
         yield ids.to(texts.device), counted.to(texts.device)

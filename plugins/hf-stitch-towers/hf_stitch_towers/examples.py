@@ -30,6 +30,8 @@ MEDIA = {
 """Argument of a forward -> kind of its content. The content is the first argument that a network accepts."""
 
 TEXTS = ("input_ids", "decoder_input_ids")
+"""Arguments of a forward with token ids."""
+
 PLACEHOLDERS = {
     "image": ("image_token_id", "image_token_index", "media_placeholder_token_id", "im_patch_id", "image_patch_id"),
     "audio": ("audio_token_id", "audio_token_index", "speech_token_id"),
@@ -41,7 +43,7 @@ COUNTS = ("num_query_tokens", "image_seq_length", "num_image_tokens", "audio_seq
 """Config keys with the number of vectors of an image or a sound."""
 
 MISMATCH = re.compile(r"tokens: (\d+),? features:? (\d+)")
-"""Error of a network for a number of placeholder tokens unequal to the number of vectors, or of values in them."""
+"""Error of a network if the number of placeholder tokens differs from the number of vectors, or of their values."""
 
 BEFORE, AFTER = 4, 2
 """Number of words before and after the placeholders of an example; words before are repeated in longer texts."""
@@ -108,10 +110,10 @@ def example_of(model: nn.Module, content: str) -> dict[str, Any]:
                 example = {**media, **_text(model, content, media, count, drawer(model))}
                 if _failure(model, example) is None:
                     return example
-    tried = f"{failures[0]}; and {failures[-1]}" if failures[1:] else "".join(failures) or "its config lacks sizes"
+    reasons = f"{failures[0]}; and {failures[-1]}" if failures[1:] else "".join(failures) or "its config lacks sizes"
     raise ExampleError(
-        f"example inputs of {type(model).__name__} could not be built from its config ({tried}): pass example_inputs, "
-        "a batch of two samples from its processor",
+        f"example inputs of {type(model).__name__} could not be built from its config ({reasons}): pass "
+        "example_inputs, a batch of two samples from its processor",
         model,
     )
 
@@ -151,16 +153,15 @@ def _noise(*shape: int) -> Tensor:
 
 def part_of(config: Any, kind: str) -> Any:
     """Return the config of the part for images (sound, video): a nested config, or the whole config."""
-    names = {"image": "vision", "audio": "audio", "video": "vision"}[kind]
+    prefix = {"image": "vision", "audio": "audio", "video": "vision"}[kind]
     parts = [
         getattr(config, name)
-        for name in (f"{names}_config", "image_config", "encoder", "encoder_config", f"{names}_encoder", "vlm_config")
+        for name in (f"{prefix}_config", "image_config", "encoder", "encoder_config", f"{prefix}_encoder", "vlm_config")
         if hasattr(getattr(config, name, None), "to_dict")
     ]
     if not parts:
         return config
-    inner = part_of(parts[0], kind) if parts[0] is not config else parts[0]
-    return inner
+    return part_of(parts[0], kind) if parts[0] is not config else parts[0]
 
 
 def _first(config: Any, *names: str, default: Any = None) -> Any:
@@ -306,19 +307,19 @@ def count_of(model: Any, kind: str, media: Mapping[str, Any]) -> int | None:
     Raises:
         Exception: Any error of the network on the images (sound, video).
     """
-    find = getattr(model, f"get_{kind}_features", None)
-    if find is None:
+    get_features = getattr(model, f"get_{kind}_features", None)
+    if get_features is None:
         return None
-    takes = inspect.signature(find).parameters
-    missing = [name for name, p in takes.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    if any(name not in media for name in missing):  # it also reads the text
+    parameters = inspect.signature(get_features).parameters
+    required = [name for name, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if any(name not in media for name in required):  # it also requires the text
         for name in COUNTS:
             if isinstance(count := getattr(model.config, name, None), int):
                 return count
-    anything = any(p.kind is p.VAR_KEYWORD for p in takes.values())
-    arguments = {name: value for name, value in media.items() if name in takes or anything}
+    has_kwargs = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    arguments = {name: value for name, value in media.items() if name in parameters or has_kwargs}
     with torch.no_grad(), evaluating(model):
-        output = find(**arguments)
+        output = get_features(**arguments)
     features = getattr(output, "pooler_output", output)
     if features is None:
         features = getattr(output, "last_hidden_state", None)
@@ -328,7 +329,7 @@ def count_of(model: Any, kind: str, media: Mapping[str, Any]) -> int | None:
         vectors = sum(tensor.numel() // tensor.shape[-1] for tensor in features)
     else:
         return None
-    return vectors // 2
+    return vectors // 2  # the example has two samples
 
 
 def ordinary_ids(model: Any) -> list[int]:
@@ -347,14 +348,14 @@ def ordinary_ids(model: Any) -> list[int]:
 def _texts(model: Any, content: str, media: Mapping[str, Any], failures: list[str]) -> Iterator[dict[str, Any]]:
     """Yield texts for images (sound, video): with placeholder tokens, and without."""
     kind, accepted = MEDIA[content], arguments_of(model, content)
-    takes, token = texts_of(model), placeholder(model, kind)
+    token = placeholder(model, kind)
     counts: list[int | None] = [None]
-    if token is not None and "input_ids" in takes:
+    if token is not None and "input_ids" in texts_of(model):
         try:
             vector_count = count_of(model, kind, media)
         except Exception as error:  # the code of the network can raise anything
             failures.append(f"get_{kind}_features raises {type(error).__name__}: {str(error)[:200]}")
-            if "missing" not in str(error) and not _is_empty(model):  # it does not read these images
+            if "missing" not in str(error) and not _is_empty(model):  # it does not accept these images
                 return
             vector_count = None
         counts = [vector_count, 1, None] if vector_count else [1, None]

@@ -23,7 +23,7 @@ from hf_stitch.scoring.measured import as_score
 from hf_stitch_towers.answers import references_of
 from hf_stitch_towers.examples import start_of
 from hf_stitch_towers.folding import tower_of
-from hf_stitch_towers.outputs import Captions, Outputs, written
+from hf_stitch_towers.outputs import Captions, Outputs, generate_greedily
 from hf_stitch_towers.places import (
     FEWEST,
     Features,
@@ -40,25 +40,28 @@ from hf_stitch_towers.places import (
 from hf_stitch_towers.result import ANOTHER, EXCHANGED, MEAN, ORIGINAL, Caption, Exchanged, Figures
 
 AUTO = "auto"
+"""Value of ``matcher`` that chooses one of :data:`CANDIDATES`."""
+
 CANDIDATES = ("procrustes", "procrustes:scale=True", "ridge")
-"""Candidates of ``auto``."""
+"""Matchers that ``auto`` compares."""
 
 SHARE = 0.25
 """Share of test images without ``test_data``, and share of the remaining images that choose the matcher."""
 
-LEAST = {True: 43, False: 32}
-"""Whether test images are included -> minimum number of images."""
+LEAST, LEAST_WITH_TEST = 32, 43
+"""Minimum number of images with ``test_data``, so that :data:`SHARE` of them is FEWEST; and without ``test_data``."""
 
 PARTS = ("vision", "audio")
 """Towers that can be exchanged."""
 
 RESAMPLES = 1000
+"""Number of bootstrap resamples of the test images."""
 
 SHOWN = 8
 """Number of test images with stored captions."""
 
 PROMPT = "Describe the image."
-"""Text for images without a text, for a network loaded without a context."""
+"""Text for images without a text, if the network was loaded without a context."""
 
 
 def exchange(
@@ -102,7 +105,7 @@ def exchange(
         raise ValueError(
             "plans are not available for tower exchanges: try a small number of images, a few hundred suffice"
         )
-    old, read = with_context(load_on(model, run.processes.device))
+    old, context_text = with_context(load_on(model, run.processes.device))
     notes: list[str] = []
     new = load_on(encoder, run.processes.device)
     if new.interface.given:
@@ -110,19 +113,19 @@ def exchange(
     if new.processor is not None and not hasattr(new.processor, "save_pretrained"):
         notes.append("the processor of the encoder is a function and cannot be saved: store it separately")
     new = with_waveforms(new)
-    rates = {rate for raw in (old.processor, new.processor) if (rate := rate_of(raw)) is not None}
+    rates = {rate for network in (old, new) if (rate := rate_of(network.processor)) is not None}
     if len(rates) > 1:
         raise ValueError(f"both networks must use the same sampling rate, got {' and '.join(map(str, sorted(rates)))}")
     matchers = registries.matchers.build_all(CANDIDATES if matcher == AUTO else [matcher])
-    if wrong := [name for name, raw in matchers.items() if not isinstance(raw, ClosedFormMatcher)]:
+    if wrong := [name for name, candidate in matchers.items() if not isinstance(candidate, ClosedFormMatcher)]:
         raise ValueError(f"matcher must have a closed form, such as procrustes or ridge, got {wrong[0]}")
-    samples, least = Samples.of(images), LEAST[test_data is None]
+    samples, least = Samples.of(images), LEAST_WITH_TEST if test_data is None else LEAST
     if len(samples) < least:
         raise ValueError(f"{len(samples)} images are too few: pass at least {least}, or better a few hundred")
     rest, test = (samples, Samples.of(test_data)) if test_data is not None else split_unlabelled(samples, run.seed)
-    if read and not all(isinstance(raw := raw_of(part.take(1))[0], Mapping) and "text" in raw for part in (rest, test)):
-        notes.append(f"images without a text got the text {read!r}")
-    elif any(isinstance(raw, Mapping) and "text" in raw for raw in raw_of(rest.take(1))):
+    if context_text and not all(_have_texts(dataset) for dataset in (rest, test)):
+        notes.append(f"images without a text got the text {context_text!r}")
+    elif _have_texts(rest):
         notes.append("each sample was used with its own text")
     fit, choose = split_unlabelled(rest, run.seed)
     if len(test) < FEWEST:
@@ -137,83 +140,94 @@ def exchange(
 
 
 def _exchanged(
-    old: Adapter, new: Adapter, part: str, run: Run, parts: tuple[Samples, Samples, Samples, Samples],
+    old: Adapter, new: Adapter, part: str, run: Run, splits: tuple[Samples, Samples, Samples, Samples],
     encoder_layer: str | None, target_layer: str | None, matchers: Mapping[str, Any],
 ) -> Exchanged:  # fmt: skip
-    """Exchange the tower: fit on the first samples, choose on the second, refit on both, test on the last."""
-    fit, choose, rest, test = parts
+    """Exchange the tower.
+
+    The four sets of samples fit the candidates, choose one of them, fit it again (both sets together), and test it.
+    """
+    fit, choose, rest, test = splits
     tokenizer = getattr(old.processor, "tokenizer", None)
     job = Job(old, new, tower_of(old.model, part), Outputs.of(old.model, part, tokenizer), run)
-    asked, no_accuracy = references_of(test, tokenizer) if isinstance(job.outputs, Captions) else ({}, "")
+    references, no_accuracy = references_of(test, tokenizer) if isinstance(job.outputs, Captions) else ({}, "")
     job.check(fit)
     place, reason = place_of(job, fit, encoder_layer, target_layer)
-    held: dict[str, float] = {}
+    held_out: dict[str, float] = {}
     if len(matchers) > 1:
-        maps, baselines = place.fitted(matchers, fit)
+        maps, baselines = place.fit_maps(matchers, fit)
         features = {name: fitted_map.features for name, fitted_map in maps.items()}
-        values = job.outputs.chosen_by(scored(place, choose, {**features, MEAN: baselines[MEAN]}))
-        held = {name: values[name] for name in maps}
-    best = max(matchers, key=lambda name: held.get(name, 0.0))
-    maps, baselines = place.fitted({best: matchers[best]}, rest)
+        scores = job.outputs.chosen_by(scored(place, choose, {**features, MEAN: baselines[MEAN]}))
+        held_out = {name: scores[name] for name in maps}
+    best = max(matchers, key=lambda name: held_out.get(name, 0.0))
+    maps, baselines = place.fit_maps({best: matchers[best]}, rest)
     final = maps[best]
     rows: dict[str, Features] = {
-        EXCHANGED: final.features, ANOTHER: lambda part: final.features(half_away(part, test)), **baselines,
+        EXCHANGED: final.features, ANOTHER: lambda batch: final.features(half_away(batch, test)), **baselines,
     }  # fmt: skip
     if several_tiles(old):  # the number of tiles may differ between images
         del rows[ANOTHER]
-    job.outputs.asked = asked
+    job.outputs.asked = references  # only test samples have references
     measured = scored(place, test, rows)
-    done = final.finished(test)
+    finished = final.finish(test)
     notes = [note for note in (f"the map is not folded: {reason}" if reason else "", no_accuracy) if note]
     shown_samples = test.take(min(len(test), SHOWN))
     captions: tuple[Caption, ...] = ()
     if tokenizer is not None and isinstance(job.outputs, Captions):
-        both = written(old.model, full_inputs(old, shown_samples))[1], final.written(done.model, shown_samples)
-        texts = (tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in both)
+        original_ids = generate_greedily(old.model, full_inputs(old, shown_samples))[1]
+        all_ids = original_ids, final.generate(finished.model, shown_samples)
+        texts = (tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in all_ids)
         captions = tuple(map(Caption, shown_samples.ids, *texts))
+    # a stitched place holds out FEWEST samples of `rest` from the fit
     return Exchanged(
-        _name(old), _name(new), part, best, held, len(rest) - (FEWEST if reason else 0), len(test), test.fingerprint,
-        _scores(measured, run.seed), not reason, done.error, (*notes, *done.notes), captions, done.model,
-        done.processor or tokenizer, done.reader,
+        _name(old), _name(new), part, best, held_out, len(rest) - (FEWEST if reason else 0), len(test),
+        test.fingerprint, _scores(measured, run.seed), not reason, finished.error, (*notes, *finished.notes), captions,
+        finished.model, finished.processor or tokenizer, finished.preprocessor,
     )  # fmt: skip
 
 
 def scored(place: Place, samples: Samples, rows: Mapping[str, Features]) -> dict[str, dict[str, np.ndarray]]:
-    """Return the metrics of each sample for the old network with replaced features."""
+    """Run the old network with the features of each row; return row -> metric -> value of each sample."""
     job, collected = place.job, dict[str, dict[str, list[Tensor]]]()
-    for part in job.batches(samples, "comparing outputs"):
-        contexts = job.outputs.contexts(full_inputs(job.old, part), part.ids)
+    for batch in job.batches(samples, "comparing outputs"):
+        contexts = job.outputs.contexts(full_inputs(job.old, batch), batch.ids)
         outputs = {
-            ORIGINAL: [job.outputs.kept(place, job.old.model(**arguments)) for place, arguments in enumerate(contexts)]
+            ORIGINAL: [job.outputs.kept(number, job.old.model(**context)) for number, context in enumerate(contexts)]
         }
-        read = {name: features(part) for name, features in rows.items()}
-        for at, context in enumerate(contexts):
-            run = place.reader(context)
-            for name, features in read.items():
-                outputs.setdefault(name, []).append(job.outputs.kept(at, run(features)))
-        for name, measured in job.outputs.measures(outputs).items():
-            for measure, values in measured.items():
+        features_by_row = {name: features_of(batch) for name, features_of in rows.items()}
+        for number, context in enumerate(contexts):
+            run = place.run_with(context)
+            for name, features in features_by_row.items():
+                outputs.setdefault(name, []).append(job.outputs.kept(number, run(features)))
+        for name, row in job.outputs.measures(outputs).items():
+            for measure, values in row.items():
                 collected.setdefault(name, {}).setdefault(measure, []).append(values)
     gathered = job.run.processes.gather(collected)
     measures = {
-        name: {measure: torch.cat([x for part in gathered for x in part[name][measure]]) for measure in row}
+        name: {measure: torch.cat([x for process in gathered for x in process[name][measure]]) for measure in row}
         for name, row in collected.items()
     }
     return job.outputs.figures_of(measures)
 
 
 def split_unlabelled(samples: Samples, seed: int) -> tuple[Samples, Samples]:
-    """Split samples into a fitting part and the rest, without stratification by labels."""
-    places = {name: place for place, name in enumerate(samples.ids)}
+    """Split off :data:`SHARE` of the samples as second part, without stratification by labels."""
+    index = {name: number for number, name in enumerate(samples.ids)}
     parts = samples.unlabelled().split(SHARE, seed)
-    first, second = (samples.select([places[name] for name in part.ids]) for part in parts)
+    first, second = (samples.select([index[name] for name in part.ids]) for part in parts)
     return first, second
 
 
-def half_away(part: Samples, whole: Samples) -> Samples:
-    """Return, for each sample of a part, the sample half the dataset away: neighbours may share an image or a class."""
-    places = {name: place for place, name in enumerate(whole.ids)}
-    return whole.select([(places[name] + len(whole) // 2) % len(whole) for name in part.ids])
+def half_away(batch: Samples, whole: Samples) -> Samples:
+    """Return for each sample the sample half the dataset away, because neighbours may share an image or a class."""
+    index = {name: number for number, name in enumerate(whole.ids)}
+    return whole.select([(index[name] + len(whole) // 2) % len(whole) for name in batch.ids])
+
+
+def _have_texts(samples: Samples) -> bool:
+    """Return whether the first of the samples has a text."""
+    first = raw_of(samples.take(1))[0]
+    return isinstance(first, Mapping) and "text" in first
 
 
 def _name(network: Adapter) -> str:
@@ -222,20 +236,20 @@ def _name(network: Adapter) -> str:
 
 
 def _scores(measured: Mapping[str, Mapping[str, np.ndarray]], seed: int) -> dict[str, Figures]:
-    """Return means over images with confidence intervals; all rows share the resamples."""
+    """Return means over images with confidence intervals from the same resamples for all rows."""
     count = len(next(iter(next(iter(measured.values())).values())))
     draws = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # resamples without a token decided by the image
         return {
-            who: {name: as_score(np.concatenate([[np.nanmean(values)], np.nanmean(values[draws], 1)]))
+            row_name: {name: as_score(np.concatenate([[np.nanmean(values)], np.nanmean(values[draws], 1)]))
                   for name, values in row.items()}
-            for who, row in measured.items()
+            for row_name, row in measured.items()
         }  # fmt: skip
 
 
 def with_context(network: Adapter) -> tuple[Adapter, str]:
-    """Return a network with a context for images, and the text chosen for it; empty if no text was required."""
+    """Return a network with a context for images, and the text of this context; empty if it does not require a text."""
     names, model = network.interface.given, cast("Any", network.model)
     if network.interface.prompt or not names:
         return network, ""

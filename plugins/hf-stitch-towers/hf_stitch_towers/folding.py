@@ -1,4 +1,4 @@
-"""Put a new tower and an affine map into a multimodal network, which keeps its class."""
+"""Replace the tower of a multimodal network and fold an affine map into the next modules; its class stays."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from transformers.pytorch_utils import Conv1D
 READERS = (nn.Linear, Conv1D)
 """Classes of modules that can absorb a map in front of them."""
 
-EQUAL = {False: 1e-5, True: 3e-2}
-"""Whether in half precision -> maximum difference between folded and mapped network, over the largest output."""
-
+TOLERANCE, HALF_TOLERANCE = 1e-5, 3e-2
+"""Maximum difference due to rounding, over the largest output: in float32, and in half precision."""
 
 LONGEST = 160
 """Maximum number of reported characters of an error."""
@@ -27,6 +26,11 @@ LONGEST = 160
 
 class CannotFoldError(ValueError):
     """Error for towers or maps that cannot be folded into a network of the class."""
+
+
+def tolerance(*dtypes: torch.dtype) -> float:
+    """Return the maximum difference due to rounding in computations with these dtypes."""
+    return HALF_TOLERANCE if min(torch.finfo(dtype).bits for dtype in dtypes) < 32 else TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ CONTENT = {
     "vision": ("pixel_values", "flattened_patches"), "audio": ("input_features", "input_values"),
     "text": ("input_ids",),
 }  # fmt: skip
-"""Part of a network -> possible arguments of its tower."""
+"""Modality of a tower -> its possible arguments, the most common first."""
 
 
 def tower_of(model: Any, part: str) -> Tower:
@@ -78,21 +82,15 @@ def tower_of(model: Any, part: str) -> Tower:
     }  # fmt: skip
     towers = [(name, module, configs[id(module.config)]) for name, module in model.named_modules()
               if name and isinstance(module, PreTrainedModel) and id(module.config) in configs]  # fmt: skip
-    named = [
-        candidate for candidate in towers if candidate[2].startswith(part)
-    ]  # before high_res_vision_config and others
-    for name, _, setting in named or [
-        candidate for candidate in towers if candidate[1].main_input_name in CONTENT[part]
-    ]:
-        takes = inspect.signature(model.forward).parameters
-        return Tower(
-            name, setting, next((candidate for candidate in CONTENT[part] if candidate in takes), CONTENT[part][0])
-        )
+    by_setting = [tower for tower in towers if tower[2].startswith(part)]  # not high_res_vision_config and others
+    by_input = [tower for tower in towers if tower[1].main_input_name in CONTENT[part]]
+    for name, _, setting in by_setting or by_input:  # the first is the outermost
+        parameters = inspect.signature(model.forward).parameters
+        return Tower(name, setting, next((x for x in CONTENT[part] if x in parameters), CONTENT[part][0]))
     if model.config.is_encoder_decoder and model.main_input_name in CONTENT[part]:  # Whisper and its relatives
-        inner = model.get_encoder()
-        return Tower(
-            next(name for name, candidate in model.named_modules() if candidate is inner), "", model.main_input_name
-        )
+        encoder = model.get_encoder()
+        name = next(name for name, module in model.named_modules() if module is encoder)
+        return Tower(name, "", model.main_input_name)
     raise CannotFoldError(
         f"part={part!r} requires a tower with a nested config, but the nested configs of {type(model).__name__} are "
         f"{', '.join(configs.values()) or 'none'}"
@@ -162,12 +160,12 @@ def read(model: nn.Module, tower: str, inputs: Mapping[str, Any]) -> Reading:
     """
     tower_outputs: list[Tensor] = []
     features: dict[str, Tensor] = {}
-    grouped: dict[str, tuple[Tensor, int] | None] = {}
+    regrouped: dict[str, tuple[Tensor, int] | None] = {}  # module -> its input, and the width of one position
 
-    def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def record_outputs(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         tower_outputs.extend(_tensors(output))
 
-    def watch(name: str) -> Any:
+    def hook_of(name: str) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any = None) -> None:
             values = args[0] if args else None
             if isinstance(values, Tensor) and any(
@@ -175,26 +173,26 @@ def read(model: nn.Module, tower: str, inputs: Mapping[str, Any]) -> Reading:
             ):
                 features[name] = values
             elif isinstance(values, Tensor):
-                grouped[name] = next(
+                regrouped[name] = next(
                     ((values, tensor.shape[-1]) for tensor in tower_outputs if _regroups(values, tensor)), None
                 )
 
         return hook
 
     with ExitStack() as stack:
-        part = model.get_submodule(tower)
-        stack.callback(part.register_forward_hook(note, with_kwargs=True).remove)
+        tower_module = model.get_submodule(tower)
+        stack.callback(tower_module.register_forward_hook(record_outputs, with_kwargs=True).remove)
         for name, module in model.named_modules():
             if isinstance(module, READERS) and not name.startswith(tower + "."):
-                stack.callback(module.register_forward_pre_hook(watch(name)).remove)
+                stack.callback(module.register_forward_pre_hook(hook_of(name)).remove)
         try:
             output = model(**inputs)
         except Exception as error:  # the network may check the number of positions
             raise CannotFoldError(f"{type(model).__name__} cannot run with this tower: {_short(error)}") from error
-    if not features and (seen := [(name, *candidate) for name, candidate in grouped.items() if candidate]):
-        [(name, values, width), *others] = seen
-        if not others:
-            return Reading(values, (name,), output, values.shape[-1] // width)
+    readers = [(name, *found) for name, found in regrouped.items() if found]
+    if not features and len(readers) == 1:
+        [(name, values, width)] = readers
+        return Reading(values, (name,), output, values.shape[-1] // width)
     if not features:
         raise CannotFoldError(
             f"the output of {tower} in {type(model).__name__} is not read by a linear module: a norm, pooling or "
@@ -221,22 +219,22 @@ def _tensors(output: Any) -> Iterator[Tensor]:
             yield from _tensors(element)
 
 
-def _regroups(values: Tensor, second: Tensor) -> bool:
+def _regroups(values: Tensor, tower_output: Tensor) -> bool:
     """Return whether a tensor concatenates several positions of a second one, in any order (pixel shuffles)."""
-    width = second.shape[-1] if second.dim() > 1 else 0
-    if not width or values.numel() != second.numel() or values.shape[-1] % width:
+    width = tower_output.shape[-1] if tower_output.dim() > 1 else 0
+    if not width or values.numel() != tower_output.numel() or values.shape[-1] % width:
         return False
-    rows = (tensor.reshape(-1, width).unique(dim=0) for tensor in (values, second))
+    rows = (tensor.reshape(-1, width).unique(dim=0) for tensor in (values, tower_output))
     return torch.equal(*rows)
 
 
-def _shares(values: Tensor, second: Tensor) -> bool:
+def _shares(values: Tensor, tower_output: Tensor) -> bool:
     """Return whether two tensors share memory."""
-    return values.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    return values.untyped_storage().data_ptr() == tower_output.untyped_storage().data_ptr()
 
 
 EXTRA = ("projection_dim",)
-"""Fields that a network reads from the config of its tower, missing in configs of separate towers."""
+"""Fields that a network reads from the config of its tower, but that configs of separate encoders lack."""
 
 OF_ENCODER = ("encoder_", "num_mel_bins", "max_source_positions")
 """Prefixes of encoder fields in a config of encoder and decoder."""
@@ -268,49 +266,51 @@ def with_tower(model: Any, tower: Tower, encoder: Any, settings: Mapping[str, An
     Raises:
         CannotFoldError: If the class of the model builds a different tower from the config of the encoder.
     """
-    body = getattr(encoder, "base_model", encoder)
-    if not isinstance(body, PreTrainedModel):
+    backbone = getattr(encoder, "base_model", encoder)
+    if not isinstance(backbone, PreTrainedModel):
         raise CannotFoldError(f"{type(encoder).__name__} is not a transformers class, so a config cannot describe it")
-    config, inner = copy.deepcopy(model.config), copy.deepcopy(body.config)
+    config, encoder_config = copy.deepcopy(model.config), copy.deepcopy(backbone.config)
     for name in EXTRA if tower.setting else ():
-        if not hasattr(inner, name) and hasattr(old := getattr(model.config, tower.setting), name):
-            setattr(inner, name, getattr(old, name))
-    place = next(model.parameters())
+        if not hasattr(encoder_config, name) and hasattr(old_config := getattr(model.config, tower.setting), name):
+            setattr(encoder_config, name, getattr(old_config, name))
+    parameter = next(model.parameters())
     try:
         if tower.setting:
-            setattr(config, tower.setting, inner)
+            setattr(config, tower.setting, encoder_config)
         else:  # one config for encoder and decoder
-            config.update({name: value for name, value in inner.to_dict().items() if name.startswith(OF_ENCODER)})
+            config.update(
+                {name: value for name, value in encoder_config.to_dict().items() if name.startswith(OF_ENCODER)}
+            )
         for name, value in (settings or {}).items():
             setattr(config, name, value)
         with torch.random.fork_rng():
-            network = type(model)(config).to(place.device, place.dtype).eval()
+            network = type(model)(config).to(parameter.device, parameter.dtype).eval()
     except Exception as error:  # networks can raise anything for an unexpected config
         raise CannotFoldError(
-            f"{type(model).__name__} does not accept a {type(body.config).__name__}: {_short(error)}"
+            f"{type(model).__name__} does not accept a {type(backbone.config).__name__}: {_short(error)}"
         ) from error
     new_tower = network.get_submodule(tower.name)
-    weights, expected = body.state_dict(), new_tower.state_dict()
+    weights, expected = backbone.state_dict(), new_tower.state_dict()
     prefix = max(("", "vision_model.", "encoder."), key=lambda candidate: _count(weights, expected, candidate))
     if not _count(weights, expected, prefix):
         raise CannotFoldError(
-            f"{type(model).__name__} builds {type(new_tower).__name__} from {type(body.config).__name__}, with weights "
-            f"that do not match {type(body).__name__}"
+            f"{type(model).__name__} builds {type(new_tower).__name__} from {type(backbone.config).__name__}, with "
+            f"weights that do not match {type(backbone).__name__}"
             + ("" if tower.setting else ": encoder and decoder share a config, so their widths must be equal")
         )
     new_tower.load_state_dict(
         {name: weights.get(prefix + name, torch.zeros_like(value)) for name, value in expected.items()}
     )
     if any(prefix + name not in weights for name in expected):  # possibly an unused pooling
-        _check_same(new_tower, body, tower)
-    now, before = network.state_dict(), model.state_dict()
-    rest = {name: value for name, value in before.items() if not name.startswith(tower.name + ".")}
-    if unknown := rest.keys() - now.keys():
+        _check_same(new_tower, backbone, tower)
+    new_state = network.state_dict()
+    rest = {name: value for name, value in model.state_dict().items() if not name.startswith(tower.name + ".")}
+    if unknown := rest.keys() - new_state.keys():
         raise CannotFoldError(
             f"{type(model).__name__} has weights that do not follow from its config ({min(unknown)}, …): merge PEFT "
             "adapters first (merge_and_unload), or exchange the tower before quantization"
         )
-    rest = {name: value for name, value in rest.items() if now[name].shape == value.shape}
+    rest = {name: value for name, value in rest.items() if new_state[name].shape == value.shape}
     network.load_state_dict(rest, strict=False)
     network.tie_weights()
     _copy_state(
@@ -319,7 +319,9 @@ def with_tower(model: Any, tower: Tower, encoder: Any, settings: Mapping[str, An
         {name: name for name, _ in network.named_modules() if not f"{name}.".startswith(f"{tower.name}.")},
         True,
     )
-    _copy_state(new_tower, body, {name: (prefix + name).rstrip(".") for name, _ in new_tower.named_modules()}, False)
+    _copy_state(
+        new_tower, backbone, {name: (prefix + name).rstrip(".") for name, _ in new_tower.named_modules()}, False
+    )
     if getattr(model, "generation_config", None) is not None:
         network.generation_config = copy.deepcopy(model.generation_config)
     return network
@@ -363,22 +365,18 @@ def _count(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], prefix
     return 0 if mismatch else sum(matches)
 
 
-def _check_same(new_tower: Any, body: Any, tower: Tower) -> None:
+def _check_same(new_tower: Any, backbone: Any, tower: Tower) -> None:
     """Check that a tower with missing weights computes the same hidden states as its encoder."""
-    config, size = body.config, getattr(body.config, "image_size", None)
+    config, size = backbone.config, getattr(backbone.config, "image_size", None)
     height, width = size if isinstance(size, list | tuple) else (size, size)
-    value = next(body.parameters())
-    draw = torch.Generator().manual_seed(0)
-    pixels = torch.randn(2, config.num_channels, height, width, generator=draw).to(value) if size else None
-    states = (
-        None
-        if pixels is None
-        else [module(**{tower.content: pixels}).last_hidden_state for module in (new_tower, body)]
-    )
+    parameter, generator, states = next(backbone.parameters()), torch.Generator().manual_seed(0), None
+    if size:
+        pixels = torch.randn(2, config.num_channels, height, width, generator=generator).to(parameter)
+        states = [module(**{tower.content: pixels}).last_hidden_state for module in (new_tower, backbone)]
     if states is None or not torch.equal(*states):
         raise CannotFoldError(
-            f"{type(body).__name__} lacks weights of {type(new_tower).__name__} that affect its hidden states, or they "
-            "have different names: merge PEFT adapters first (merge_and_unload)"
+            f"{type(backbone).__name__} lacks weights of {type(new_tower).__name__} that affect its hidden states, or "
+            "they have different names: merge PEFT adapters first (merge_and_unload)"
         )
 
 
@@ -406,8 +404,8 @@ def fold(
     Raises:
         CannotFoldError: If a reader without a bias would require one.
     """
-    place = next(folded.parameters()).device
-    matrix, bias = torch.block_diag(*[matrix.to(place)] * groups), bias.to(place).repeat(groups)
+    device = next(folded.parameters()).device
+    matrix, bias = torch.block_diag(*[matrix.to(device)] * groups), bias.to(device).repeat(groups)
     for name, old_name in readers.items():
         module = folded.get_submodule(name)
         weight, shift = matrix, bias
@@ -480,7 +478,7 @@ def difference(model: Any, folded: Any, inputs: Mapping[str, Any], new: Mapping[
             )
             for name in reading.readers
         ]
-        return max(float((one - second).abs().max() / second.abs().max()) for one, second in pairs)
+        return max(float((output - expected).abs().max() / expected.abs().max()) for output, expected in pairs)
     with replacing_features(model, old.readers, mapped):
         expected = plain(model(**inputs))
     return float((expected - plain(reading.output)).abs().max() / expected.abs().max())

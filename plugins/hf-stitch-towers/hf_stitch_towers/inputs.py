@@ -1,4 +1,4 @@
-"""Convert samples of images and texts to the inputs of a network for both."""
+"""Convert raw samples, such as an image with a text, to the inputs of a multimodal network."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from hf_stitch_towers.examples import MEDIA, start_of
 __all__ = ["ImageAndTextProcessor", "inputs_of"]
 
 OF_TEXT = ("masked", "behind")
-"""Kinds of padding of cuts with the positions of the text."""
+"""Values of ``Cut.padding`` where the positions of the cut are text tokens."""
 
 WHOLE = ("pixel_attention_mask",)
-"""Arguments that are all ones for whole images, like their defaults."""
+"""Arguments that are all ones for whole images: omitting them changes nothing for images without padding."""
 
-KIND = {"pixel_values": "image", "flattened_patches": "image", "pixel_values_videos": "video"}
+SAMPLE_KEY = {"pixel_values": "image", "flattened_patches": "image", "pixel_values_videos": "video"}
+"""Argument of a network -> key of its content in raw samples; ``audio`` for arguments not listed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageAndTextProcessor:
-    """Image processor and tokenizer together, for networks without a processor of both.
+    """Image processor and tokenizer together, for networks without a joint processor.
 
     Attributes:
         image_processor: The image processor.
@@ -45,10 +46,12 @@ class ImageAndTextProcessor:
     tokenizer: Any
 
     def __call__(self, images: Any = None, text: Any = None, **options: Any) -> dict[str, Any]:
-        """Return the inputs for images and texts."""
-        flat = [one for group in images for one in (group if isinstance(group, list) else [group])]
-        texts = self.tokenizer(text, **options) if text is not None else {}
-        return {**self.image_processor(images=flat, return_tensors="pt"), **texts}
+        """Return the inputs for images, for texts, or for both."""
+        inputs: dict[str, Any] = {}
+        if images is not None:
+            flat = [image for group in images for image in (group if isinstance(group, list) else [group])]
+            inputs = {**self.image_processor(images=flat, return_tensors="pt")}
+        return inputs if text is None else {**inputs, **self.tokenizer(text, **options)}
 
     def save_pretrained(self, folder: Any, **options: Any) -> None:
         """Save both to a folder as a transformers processor."""
@@ -64,7 +67,7 @@ class ImageAndTextProcessor:
 
 @dataclasses.dataclass(frozen=True)
 class WaveformProcessor:
-    """Feature extractor for single waveforms, for a tower of sound only.
+    """Feature extractor for single waveforms, for an audio tower.
 
     Attributes:
         extractor: The feature extractor.
@@ -131,11 +134,12 @@ def inputs_of(
     if not len(samples):
         raise ValueError("preprocess requires at least one sample")
     rows = [_row(sample, id_, interface) for id_, sample in zip(ids_of(samples), samples, strict=True)]
-    if hasattr(processor, "save_pretrained") and MEDIA.get(interface.content[0]) == "audio":
+    is_transformers = hasattr(processor, "save_pretrained")
+    if is_transformers and MEDIA.get(interface.content[0]) == "audio":
         inputs = _from_sound(rows, processor, interface, prompt)
-    elif all(isinstance(row.content, Tensor) for row in rows) and not hasattr(processor, "save_pretrained"):
+    elif all(isinstance(row.content, Tensor) for row in rows) and not is_transformers:
         inputs = _stacked(rows, interface)
-    elif hasattr(processor, "save_pretrained"):
+    elif is_transformers:
         inputs = _processed(rows, processor, interface, prompt)
     elif processor is not None:
         inputs = _called(rows, samples, processor, interface)
@@ -145,14 +149,14 @@ def inputs_of(
             "(AutoProcessor) as processor= to hf_stitch.load, or pass tensors"
         )
     inputs = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
-    for name, row in interface.prompt.items():
+    for name, token_ids in interface.prompt.items():
         if name not in inputs:
-            inputs[name] = torch.tensor([row] * len(rows))
+            inputs[name] = torch.tensor([token_ids] * len(rows))
     if "decoder_input_ids" in interface.given and "decoder_input_ids" not in inputs:
         inputs = with_decoder_input(inputs, len(rows), interface.given, start_of(model))
     for name in interface.given:
         if name not in inputs:
-            example_context = '"Describe the image"' if hasattr(processor, "save_pretrained") else f'{{"{name}": […]}}'
+            example_context = '"Describe the image"' if is_transformers else f'{{"{name}": […]}}'
             raise ValueError(
                 f"{type(model).__name__} requires {name} with images, but sample {rows[0].id!r} lacks a text: load it "
                 f"with hf_stitch.load(…, context={example_context}) for all images, or pass samples with a text, "
@@ -171,7 +175,7 @@ def inputs_of(
 def with_decoder_input(
     inputs: Mapping[str, Any], count: int, text_names: Sequence[str], first: int | None
 ) -> dict[str, Any]:
-    """Return inputs with the decoder input: its first token, then the text if an encoder does not read it."""
+    """Return inputs with the decoder input: its first token, then the text unless it is the input of an encoder."""
     extended = dict(inputs)
     decoder_only = "input_ids" not in text_names
     text, mask = (extended.pop(name, None) if decoder_only else None for name in ("input_ids", MASK))
@@ -198,7 +202,7 @@ def _row(sample: Any, id_: Id, interface: Interface) -> _Row:
         )
     if not isinstance(sample, Mapping):
         return _Row(id_, sample, None)
-    names = (KIND.get(interface.content[0], "audio"), interface.content[0])
+    names = (SAMPLE_KEY.get(interface.content[0], "audio"), interface.content[0])
     name = next((candidate for candidate in names if candidate in sample), None)
     if name is None:
         raise ValueError(
@@ -273,49 +277,43 @@ def _processed(rows: Sequence[_Row], processor: Any, interface: Interface, promp
         )
     try:
         return dict(processor(images=images, text=full, padding=True, return_tensors="pt"))
-    except Exception:
+    except Exception as error:
+        problem = error
         if all(len(sample_images) == 1 for sample_images in images):  # some accept one image per text, without a list
             try:
-                return dict(
-                    processor(
-                        images=[sample_images[0] for sample_images in images],
-                        text=full,
-                        padding=True,
-                        return_tensors="pt",
-                    )
-                )
-            except Exception as other:
-                error = other
+                flat = [image for [image] in images]
+                return dict(processor(images=flat, text=full, padding=True, return_tensors="pt"))
+            except Exception as flat_error:
+                problem = flat_error
         raise ValueError(
             f"{type(processor).__name__} does not accept the samples {rows[0].id!r} to {rows[-1].id!r} "
-            f"({type(error).__name__}: {error})"
-        ) from error
+            f"({type(problem).__name__}: {problem})"
+        ) from problem
 
 
 def _from_sound(rows: Sequence[_Row], processor: Any, interface: Interface, prompt: str | None) -> dict[str, Any]:
     """Return the outputs of a transformers processor for waveforms, and for texts if it accepts both."""
-    part = getattr(processor, "feature_extractor", processor)
+    extractor = getattr(processor, "feature_extractor", processor)
     waves, shape = [np.asarray(row.content, dtype=np.float32) for row in rows], interface.shapes[interface.content[0]]
     if wrong := [row for row, wave in zip(rows, waves, strict=True) if wave.ndim != 1]:
         if all(wave.shape == tuple(shape) for wave in waves):  # already features
             return _stacked(rows, interface)
         raise ValueError(f"sample {wrong[0].id!r} must be a waveform of one channel: pass one-dimensional arrays")
     texts: list[Any] = [prompt if row.text is None else row.text for row in rows]
-    options = {"sampling_rate": part.sampling_rate, "return_tensors": "pt"}
+    options = {"sampling_rate": extractor.sampling_rate, "return_tensors": "pt"}
     tokenizer = getattr(processor, "tokenizer", None)
     if "input_ids" not in interface.given and tokenizer is not None and not any(text is None for text in texts):
         decoder_text = tokenizer(texts, padding=True, add_special_tokens=False, return_tensors="pt")  # decoder input
-        return {**part(waves, **options), **decoder_text}
+        return {**extractor(waves, **options), **decoder_text}
     if "input_ids" not in interface.given or any(text is None for text in texts):
-        return dict(part(waves, **options))
+        return dict(extractor(waves, **options))
     return dict(processor(audio=waves, text=texts, padding=True, **options))
 
 
 def _images_only(processor: Any, images: Sequence[Sequence[Any]]) -> Mapping[str, Any]:
-    part = getattr(processor, "image_processor", processor)
-    outputs: Mapping[str, Any] = part(
-        images=[one for sample_images in images for one in sample_images], return_tensors="pt"
-    )
+    image_processor = getattr(processor, "image_processor", processor)
+    flat = [image for sample_images in images for image in sample_images]
+    outputs: Mapping[str, Any] = image_processor(images=flat, return_tensors="pt")
     return outputs
 
 
@@ -331,12 +329,28 @@ def _with_placeholders(text: str, images: int, processor: Any) -> str:
             [{"role": "user", "content": content}], add_generation_prompt=True
         )
         return templated
-    return f"{token * images} {text}".strip() if token is not None and _expands(processor) else text
+    return f"{token * images} {text}".strip() if token is not None and _needs_placeholders(processor) else text
 
 
-def _expands(processor: Any) -> bool:
+def _needs_placeholders(processor: Any) -> bool:
     """Return whether a processor requires image placeholder tokens in the text (PaliGemma and BLIP add them)."""
     return type(processor).__name__ not in ("PaliGemmaProcessor", "Blip2Processor", "InstructBlipProcessor")
+
+
+def _owners(inputs: Mapping[str, Tensor], rows: Sequence[_Row], interface: Interface) -> list[Id]:
+    """Return the id of the sample of each row of the content; an empty list if the ids are unknown."""
+    name, ids = interface.content[0], [row.id for row in rows]
+    count, grid = len(inputs[name]), inputs.get("image_grid_thw")  # the number of patches of each image in Qwen-VL
+    if count == len(ids):
+        return ids
+    several = [row.content if isinstance(row.content, (list, tuple)) else [row.content] for row in rows]
+    images = [id_ for id_, sample_images in zip(ids, several, strict=True) for _ in sample_images]
+    if grid is not None and len(grid) == len(images) and int(grid.prod(1).sum()) == count:
+        return [id_ for id_, patches in zip(images, grid.prod(1).tolist(), strict=True) for _ in range(patches)]
+    if count == len(images):
+        return images
+    fixed = interface.shapes[name][0] if name in interface.packed and grid is None else 0
+    return [id_ for id_ in ids for _ in range(fixed)] if count == fixed * len(ids) else []
 
 
 def _check(
@@ -346,12 +360,11 @@ def _check(
     name = interface.content[0]
     if name not in inputs:
         raise ValueError(f"the processor must return {name}, got {', '.join(inputs) or 'nothing'}")
-    value = inputs[name]
-    per_sample = value.reshape(len(rows), -1) if not len(value) % len(rows) else value.flatten(1)
-    finite = per_sample.isfinite().all(1)
+    finite = inputs[name].reshape(len(inputs[name]), -1).isfinite().all(1)
     if not bool(finite.all()):
-        bad = rows[min(int(finite.int().argmin()), len(rows) - 1)].id
-        raise ValueError(f"image {bad!r} contains values that are NaN or infinite: omit it, or check its processor")
+        owners = _owners(inputs, rows, interface)
+        bad = repr(owners[int(finite.int().argmin())]) if owners else f"among {rows[0].id!r} to {rows[-1].id!r}"
+        raise ValueError(f"image {bad} contains values that are NaN or infinite: omit it, or check its processor")
     ids = inputs.get("input_ids")
     if ids is None:
         return

@@ -40,9 +40,10 @@ __all__ = ["ImageText"]
 
 TASK = "image-text-to-text"
 OF_TEXTS = ("text-generation", "text-classification", "fill-mask", "text-encoding")
-"""Tasks that load a network for text only."""
+"""Tasks of text networks: for them, a multimodal checkpoint is loaded as a text network."""
 
 MASKS = (MASK, "token_type_ids", "mm_token_type_ids", "decoder_attention_mask")
+"""Arguments with one value per token, such as masks."""
 
 
 class ImageText(Transformers):
@@ -71,9 +72,9 @@ class ImageText(Transformers):
         import transformers
 
         (name,) = (config.get("architectures") or [""])[:1]
-        kind = getattr(transformers, name, None) if name and config.get("model_type") != "hf_stitch" else None
+        model_class = getattr(transformers, name, None) if name and config.get("model_type") != "hf_stitch" else None
         with suppress(ImportError):  # a class that requires a missing library
-            return isinstance(kind, type) and bool(media_of(kind) and texts_of(kind))
+            return isinstance(model_class, type) and bool(media_of(model_class) and texts_of(model_class))
         return False
 
     def load(self, reference: ModelReference, processor: Any = None, **options: Any) -> Loaded:
@@ -82,8 +83,10 @@ class ImageText(Transformers):
             loaded = super().load(reference, processor, **options)
             return loaded._replace(reference=dataclasses.replace(loaded.reference, library=Transformers.name))
         keys = ("trust_remote_code", "token", "cache_dir", "local_files_only", "subfolder")
-        hub = {name: options[name] for name in keys if name in options}
-        loaded_processor = processor or _processor_of(str(reference.id), {**hub, "revision": reference.revision})
+        hub_options = {name: options[name] for name in keys if name in options}
+        loaded_processor = processor or _processor_of(
+            str(reference.id), {**hub_options, "revision": reference.revision}
+        )
         loaded = super().load(reference, loaded_processor, **options)
         if not self.serves(loaded.model):
             return loaded._replace(reference=dataclasses.replace(loaded.reference, library=Transformers.name))
@@ -101,8 +104,10 @@ class ImageText(Transformers):
         if content is None and _of_texts(example_inputs, processor):
             content = "text"
         described = self.describe(model, example_inputs, processor, content)
-        kind = self.adapter_class if described.interface.content[0] not in TEXTS else Adapter
-        return kind(described.model, self, described.interface, described.example, reference, described.processor)
+        adapter_class = self.adapter_class if described.interface.content[0] not in TEXTS else Adapter
+        return adapter_class(
+            described.model, self, described.interface, described.example, reference, described.processor
+        )
 
     def describe(
         self, model: Any, example_inputs: Any = None, processor: Any = None, content: str | None = None
@@ -127,10 +132,10 @@ class ImageText(Transformers):
             raise ExampleError(f"example_inputs of {type(model).__name__} must contain a tensor {name!r}", model)
         example = _placed(example, model)
         texts = tuple(argument for argument in TEXTS if isinstance(example.get(argument), Tensor))
-        marks = [placeholder(model, kind) for kind in PLACEHOLDERS]
+        placeholder_ids = [placeholder(model, kind) for kind in PLACEHOLDERS]
         interface = dataclasses.replace(
             _interface(model, name, example, processor),
-            special_ids=tuple(sorted({mark for mark in marks if mark is not None})),
+            special_ids=tuple(sorted({id_ for id_ in placeholder_ids if id_ is not None})),
             modality="image" if MEDIA[name] == "image" else "tensor",
             given=texts,
             beside=next(iter(texts), None),
@@ -161,8 +166,8 @@ class ImageText(Transformers):
         """The task: ``image-text-to-text`` for decoders with images, else the task as for transformers."""
         if adapter.interface.content[0] in TEXTS or adapter.interface.outputs != ("logits",):
             return super().task(adapter) if adapter.interface.content[0] in TEXTS else None
-        writes = hasattr(adapter.model, "generate") and adapter.model.can_generate()  # type: ignore[operator]
-        return TASK if writes and not type(adapter.model).__name__.endswith(TRANSDUCERS) else None
+        generates = hasattr(adapter.model, "generate") and adapter.model.can_generate()  # type: ignore[operator]
+        return TASK if generates and not type(adapter.model).__name__.endswith(TRANSDUCERS) else None
 
     def unscored(self, adapter: Adapter) -> str:
         """Description of the head's predictions; empty if a task scores them."""
@@ -202,18 +207,18 @@ def _of_texts(example_inputs: Any, processor: Any) -> bool:
 def _placed(example: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     device, dtype = place_of(model)
     return {
-        n: v.to(device, dtype if v.is_floating_point() else v.dtype) if isinstance(v, Tensor) else v
-        for n, v in example.items()
+        name: x.to(device, dtype if x.is_floating_point() else x.dtype) if isinstance(x, Tensor) else x
+        for name, x in example.items()
     }
 
 
 def _packed(example: Mapping[str, Any], name: str, texts: tuple[str, ...]) -> dict[str, Any]:
     """Return the interface fields for a content with several rows per sample on its first axis."""
-    value = example[name]
-    batch = len(example[texts[0]]) if texts else len(value)
-    if len(value) == batch or not batch or len(value) % batch:
+    content = example[name]
+    batch_size = len(example[texts[0]]) if texts else len(content)
+    if len(content) == batch_size or not batch_size or len(content) % batch_size:
         return {}
-    return {"packed": (name,), "shapes": {name: (len(value) // batch, *value.shape[1:])}}
+    return {"packed": (name,), "shapes": {name: (len(content) // batch_size, *content.shape[1:])}}
 
 
 def _outputs(model: nn.Module, inputs: Mapping[str, Any], kind: str) -> tuple[str, ...]:
@@ -236,15 +241,15 @@ def _runs(model: nn.Module, inputs: Mapping[str, Any]) -> bool:
     return True
 
 
-def _processor_of(place: str, hub: Mapping[str, Any]) -> Any:
+def _processor_of(path: str, hub_options: Mapping[str, Any]) -> Any:
     """Load the processor of a network, or its image processor with its tokenizer; ``None`` without a processor."""
     import transformers
 
     with suppress(Exception):  # a repository without a processor, or a missing library
-        processor = transformers.AutoProcessor.from_pretrained(place, **hub)
+        processor = transformers.AutoProcessor.from_pretrained(path, **hub_options)
         if hasattr(processor, "tokenizer"):
             return processor
     with suppress(Exception):
-        image = transformers.AutoImageProcessor.from_pretrained(place, **hub)
-        return ImageAndTextProcessor(image, transformers.AutoTokenizer.from_pretrained(place, **hub))
+        image_processor = transformers.AutoImageProcessor.from_pretrained(path, **hub_options)
+        return ImageAndTextProcessor(image_processor, transformers.AutoTokenizer.from_pretrained(path, **hub_options))
     return None

@@ -79,11 +79,11 @@ class StitchedModelForImageTextToText(StitchedModel):
             raise ValueError(
                 f"{type(self).__name__} does not accept labels: train the target, or use hf_stitch.training.TaskLoss"
             )
-        entering, options = self._entering(inputs)
-        return self.head(entering, **options)
+        representation, options = self._at_cut(inputs)
+        return self.head(representation, **options)
 
-    def _entering(self, inputs: Mapping[str, Any]) -> tuple[Representation, dict[str, Any]]:
-        """Return the input of the back half with its context, and the remaining arguments of the target."""
+    def _at_cut(self, inputs: Mapping[str, Any]) -> tuple[Representation, dict[str, Any]]:
+        """Return the representation at the cut of the target, with the context, and the target's other arguments."""
         front, interface = self.source, self.target.interface
         context = {name: inputs[name] for name in dict.fromkeys(self.context_names) if name in inputs}
         of_source = {*front.takes.content, *front.takes.given, *front.takes.arguments, *front.takes.prompt}
@@ -91,10 +91,12 @@ class StitchedModelForImageTextToText(StitchedModel):
         rest = {name: value for name, value in inputs.items() if name not in context or name in of_source}
         options = {name: rest.pop(name) for name in ("logits_to_keep",) if name in rest and name not in of_source}
         rest.pop("use_cache", None)  # of the target, when it generates
-        entering = self.transfer(**rest)
+        representation = self.transfer(**rest)
         if context or not interface.given:
             blank = (
-                interface.blank(entering.batch, None, entering.values.device) if interface.modality != "text" else {}
+                interface.blank(representation.batch, None, representation.values.device)
+                if interface.modality != "text"
+                else {}
             )
             if blank and not context.keys() >= set(interface.given) <= interface.prompt.keys():
                 blank = {name: value for name, value in blank.items() if name in interface.content}
@@ -102,8 +104,8 @@ class StitchedModelForImageTextToText(StitchedModel):
                 blank = {
                     name: value for name, value in blank.items() if name in (*interface.content, *_of_images(interface))
                 }
-            entering = entering.replace(context={**blank, **context})
-        return entering, options
+            representation = representation.replace(context={**blank, **context})
+        return representation, options
 
     def can_generate(self) -> bool:  # type: ignore[override]
         """Return whether the target generates."""
@@ -133,35 +135,26 @@ class StitchedModelForImageTextToText(StitchedModel):
                 missing.
         """
         network: Any = self.target.model
-        input_names = {
-            *self.context_names,
-            *arguments_of(self.source.model, self.source.takes.content[0]),
-            "pixel_values",
-        }
-        input_names |= {*self.source.takes.content, "input_ids", "attention_mask"}
+        input_names = {*self.context_names, *arguments_of(self.source.model, self.source.takes.content[0])}
+        input_names |= {*self.source.takes.content, "pixel_values", "input_ids", "attention_mask"}
         settings = {name: inputs.pop(name) for name in list(inputs) if name not in input_names}
         network.generation_config = self.generation_config
-        text_names = self.target.interface.given
-        if {"input_ids"} - {
-            *text_names,
-            *self.source.takes.content,
-            *self.source.takes.given,
-        } and "input_ids" in inputs:
-            inputs = with_decoder_input(
-                inputs, len(inputs["input_ids"]), text_names, start_of(network)
-            )  # as generate of the target does
+        text_names, takes = self.target.interface.given, self.source.takes
+        if "input_ids" in inputs and "input_ids" not in (*text_names, *takes.content, *takes.given):
+            # as generate of the target does
+            inputs = with_decoder_input(inputs, len(inputs["input_ids"]), text_names, start_of(network))
         if self.uncached is not None:
             if use_cache:
                 raise ValueError(f"this model generates without a cache, because {self.uncached}: omit use_cache")
             return self._token_by_token(inputs, settings)
-        entering, _ = self._entering(inputs)
+        representation, _ = self._at_cut(inputs)
         half = self.target
-        entering = in_context(half.cut.accept(entering, half.interface), half.interface)
-        context = half.plan.context(entering, half.interface)
-        values = half.cut.restore(entering.values.to(_dtype(half)))
+        representation = in_context(half.cut.accept(representation, half.interface), half.interface)
+        context = half.plan.context(representation, half.interface)
+        values = half.cut.restore(representation.values.to(_dtype(half)))
         config = settings.get("generation_config") or self.generation_config
-        beams, answers = (settings.get(n, getattr(config, n, 1)) or 1 for n in ("num_beams", "num_return_sequences"))
-        copies = max(beams, answers)
+        beams, sequences = (settings.get(n, getattr(config, n, 1)) or 1 for n in ("num_beams", "num_return_sequences"))
+        copies = max(beams, sequences)
         tokens = context[half.interface.given[0]].shape[1] if half.interface.given else 0
 
         def restart(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -169,11 +162,11 @@ class StitchedModelForImageTextToText(StitchedModel):
             rows = [
                 len(value) for name in ("input_ids", *half.interface.given) if (value := kwargs.get(name)) is not None
             ]
-            many = bool(rows) and rows[0] == entering.batch * copies
-            repeated = _copied(values, copies, entering.batch) if many and copies > 1 else values
-            fill(half._slot, repeated, (entering.batch * (copies if many else 1), tokens))
+            is_copied = bool(rows) and rows[0] == representation.batch * copies
+            repeated = _copied(values, copies, representation.batch) if is_copied and copies > 1 else values
+            fill(half._slot, repeated, (representation.batch * (copies if is_copied else 1), tokens))
 
-        fill(half._slot, values, (entering.batch, tokens))
+        fill(half._slot, values, (representation.batch, tokens))
         handle = network.register_forward_pre_hook(restart, with_kwargs=True)
         try:
             with evaluating(network):
@@ -192,8 +185,8 @@ class StitchedModelForImageTextToText(StitchedModel):
     def _token_by_token(self, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> Tensor:
         """Generate greedily, with one run of both halves over the whole text per token."""
         config = settings.get("generation_config") or self.generation_config
-        asked = {"max_new_tokens", "min_new_tokens", "do_sample", "generation_config", "num_beams", "eos_token_id"}
-        if wrong := settings.keys() - asked:
+        supported = {"max_new_tokens", "min_new_tokens", "do_sample", "generation_config", "num_beams", "eos_token_id"}
+        if wrong := settings.keys() - supported:
             raise ValueError(f"generate does not accept {', '.join(sorted(wrong))} for a cut in the decoder: omit it")
         if settings.get("do_sample") or (settings.get("num_beams") or 1) > 1:
             raise ValueError("generation from a cut in the decoder is greedy: omit do_sample and num_beams")
@@ -235,10 +228,10 @@ class StitchedModelForImageTextToText(StitchedModel):
         """Convert raw samples to inputs with the source's processor; see :meth:`hf_stitch.StitchedModel.preprocess`."""
         takes = self.source.takes
         if not takes.given:  # a processor of images and texts also prepares the context of the target
-            names = ("image_processor", "feature_extractor")
-            part = next((getattr(self.processor, n) for n in names if hasattr(self.processor, n)), self.processor)
-            part = WaveformProcessor(part, takes.content[0]) if hasattr(part, "sampling_rate") else part
-            images = preprocess(samples, part, self.interface, self.source, offsets=offsets)
+            names = (name for name in ("image_processor", "feature_extractor") if hasattr(self.processor, name))
+            prepare = next((getattr(self.processor, name) for name in names), self.processor)
+            prepare = WaveformProcessor(prepare, takes.content[0]) if hasattr(prepare, "sampling_rate") else prepare
+            images = preprocess(samples, prepare, self.interface, self.source, offsets=offsets)
             has_text = any(isinstance(sample, Mapping) and sample.get("text") is not None for sample in samples)
             if not has_text or not hasattr(self.processor, "tokenizer"):  # text without a tokenizer
                 return images
@@ -255,7 +248,7 @@ class StitchedModelForImageTextToText(StitchedModel):
 
 
 BESIDE = ("image_grid_thw", "image_grid_hws", "image_sizes", "pixel_attention_mask", "spatial_shapes")
-"""Further arguments that describe an image."""
+"""Arguments that describe an image, in addition to its pixels."""
 
 GROWING = ("attention_mask", "decoder_attention_mask", "token_type_ids", "mm_token_type_ids")
 """Arguments with one value per token."""

@@ -1,4 +1,4 @@
-"""Distances between the outputs of a network and its outputs with replaced features of a tower."""
+"""Compare the outputs of a network with its outputs after the features of a tower are replaced."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ TOKENS = 16
 """Maximum number of compared tokens of a caption."""
 
 GREEDY = 0.9
-"""Minimum share of caption tokens that are the most likely in a forward pass over the caption; the rest are ties."""
+"""Minimum share of generated tokens that a forward pass over the caption also predicts; the rest are ties."""
 
 TRANSDUCERS = ("ForRNNT", "ForTDT")
 """Suffixes of classes that generate without logits for each token."""
 
 EMBEDDINGS = {"vision": "image_embeds", "audio": "audio_embeds", "text": "text_embeds"}
-"""Part of a network of two towers -> output with the embedding from its tower."""
+"""Tower of a network of two towers -> field of the output with its embedding."""
 
 Measures = Mapping[str, Mapping[str, Tensor]]
 """Row -> measure -> (samples, …)."""
@@ -55,7 +55,7 @@ class Outputs(ABC):
         tokenizer: Tokenizer for answers of a network that generates.
 
     Attributes:
-        asked: Id of a sample -> its possible texts; set before scoring samples with answers.
+        asked: Id of a sample -> its possible answers; set before scoring samples with answers.
     """
 
     figures: tuple[str, ...]
@@ -88,15 +88,15 @@ class Outputs(ABC):
 
     @abstractmethod
     def contexts(self, inputs: Mapping[str, Any], ids: Sequence[Any]) -> list[dict[str, Any]]:
-        """Return the arguments of the compared forward passes, and store the expected tokens."""
+        """Return the arguments of each forward pass to compare, and store the tokens expected from it."""
 
-    def kept(self, place: int, output: Any) -> Tensor:
-        """Return the stored part of the output of a forward pass, by its index among the contexts."""
+    def kept(self, number: int, output: Any) -> Tensor:
+        """Return the part of an output to store; ``number`` is the index of its forward pass in :meth:`contexts`."""
         return self.plain(output)
 
     @abstractmethod
     def measures(self, rows: Mapping[str, Sequence[Tensor]]) -> Measures:
-        """Compare the outputs of rows, including the mean, with the original, for each forward pass."""
+        """Compare the outputs of each row with the original; ``rows`` include the original and the mean."""
 
     @abstractmethod
     def figures_of(self, measured: Measures) -> dict[str, dict[str, np.ndarray]]:
@@ -104,7 +104,7 @@ class Outputs(ABC):
 
     @abstractmethod
     def chosen_by(self, figures: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, float]:
-        """Return the score of each row for choosing a map; higher is better."""
+        """Return the score of each row for choosing a matcher; higher is better."""
 
 
 class Captions(Outputs):
@@ -117,26 +117,26 @@ class Captions(Outputs):
 
     def contexts(self, inputs: Mapping[str, Any], ids: Sequence[Any]) -> list[dict[str, Any]]:
         """Return the captions of the original and, for samples with answers, one context per choice."""
-        written = with_captions(self.model, inputs, self.types)
-        self.types = written.types
-        self.wanted, self.counted = written.tokens, written.counted
+        captions = with_captions(self.model, inputs, self.types)
+        self.types = captions.types
+        self.tokens, self.counted = captions.tokens, captions.counted
         self.choices, self.right = list[tuple[Tensor, Tensor]](), torch.zeros(0, dtype=torch.long)
-        if not all(sample in self.asked for sample in ids):
-            return [written.full]
-        asked = [self.asked[sample] for sample in ids]
-        self.right = torch.tensor([sample.right for sample in asked])
-        begun = written.begun_by(self.tokenizer.all_special_ids, greedy(self.model).eos_token_id)
-        self.choices = list(rounds(self.tokenizer, begun.begun, asked, padding_of(self.model)))
-        return [written.full, *(begun.followed_by(tokens) for tokens, _ in self.choices)]
+        if not all(id_ in self.asked for id_ in ids):
+            return [captions.full]
+        questions = [self.asked[id_] for id_ in ids]
+        self.right = torch.tensor([question.right for question in questions])
+        start = captions.move_shared_tokens(self.tokenizer.all_special_ids, greedy(self.model).eos_token_id)
+        self.choices = list(rounds(self.tokenizer, start.text, questions, padding_of(self.model)))
+        return [captions.full, *(start.with_tokens(tokens) for tokens, _ in self.choices)]
 
-    def kept(self, place: int, output: Any) -> Tensor:
+    def kept(self, number: int, output: Any) -> Tensor:
         """Return the logits of the compared tokens only."""
-        tokens = self.wanted if place == 0 else self.choices[place - 1][0]
+        tokens = self.tokens if number == 0 else self.choices[number - 1][0]
         return self.plain(output)[:, -tokens.shape[1] :].clone()
 
     def measures(self, rows: Mapping[str, Sequence[Tensor]]) -> Measures:
         """Return divergence, agreement and likelihood per sample, also for decided tokens and answers."""
-        logs = {name: _logs(logits, self.wanted) for name, (logits, *_) in rows.items()}
+        logs = {name: _logs(logits, self.tokens) for name, (logits, *_) in rows.items()}
         original = logs[ORIGINAL]
         for name, values in logs.items():
             if bool(values[self.counted].isnan().any()):
@@ -145,8 +145,8 @@ class Captions(Outputs):
         measures: dict[str, dict[str, Tensor]] = {}
         for name, values in logs.items():
             same = (values.argmax(-1) == original.argmax(-1)).double()
-            written = (values - original).gather(-1, self.wanted[..., None])[..., 0]
-            measured = divergence(values, original), same, written, written, same
+            change = (values - original).gather(-1, self.tokens[..., None])[..., 0]
+            measured = divergence(values, original), same, change, change, same  # in the order of `figures`
             measures[name] = {
                 figure: ((measure * tokens).sum(1) / tokens.sum(1)).cpu()
                 for figure, measure in zip(self.figures, measured, strict=False)
@@ -156,16 +156,16 @@ class Captions(Outputs):
         return measures
 
     def _answers(self, logits: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return the likelihood of the right answer per token, and whether it is the most likely of several."""
+        """Return the log-likelihood per token of the right answer, and whether it is the most likely of several."""
         if not logits:
             return {}
-        likely = torch.stack([
+        likelihoods = torch.stack([
             _logs(choice_logits, tokens).gather(-1, tokens[..., None])[..., 0].where(counted, 0).sum(1)
             for choice_logits, (tokens, counted) in zip(logits, self.choices, strict=True)
         ], 1).cpu()  # fmt: skip
         right, lengths = self.right[:, None], torch.stack([counted.sum(1) for _, counted in self.choices], 1).cpu()
-        scores = {ANSWER: (likely / lengths).gather(1, right)[:, 0]}
-        return scores if len(logits) == 1 else {**scores, ACCURACY: (likely.argmax(1) == self.right).double()}
+        scores = {ANSWER: (likelihoods / lengths).gather(1, right)[:, 0]}
+        return scores if len(logits) == 1 else {**scores, ACCURACY: (likelihoods.argmax(1) == self.right).double()}
 
     def figures_of(self, measured: Measures) -> dict[str, dict[str, np.ndarray]]:
         """Return the measures, and the changes of answers from the original, per image."""
@@ -213,20 +213,20 @@ class Embeddings(Outputs):
 
 
 def _logs(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Return the log-probabilities of the tokens after a text."""
+    """Return the log-probabilities at the last positions, one for each of these tokens."""
     return logits[:, -tokens.shape[1] :].double().log_softmax(-1)
 
 
 @dataclass(frozen=True)
-class Written:
-    """Captions that a network writes, as arguments of a forward pass.
+class CaptionInputs:
+    """Captions that a network generated, as arguments of a forward pass.
 
     Attributes:
         inputs: All arguments of a forward pass without captions.
         name: Argument of the text.
         mask: Argument of its mask.
-        types: Token type of written tokens.
-        begun: The text that captions continue.
+        types: Token type of generated tokens.
+        text: Tokens of the text that captions continue.
         tokens: Tokens of captions, (samples, tokens).
         counted: Mask of the tokens that count, up to the end of each caption.
         moved: Number of tokens moved from captions to the text.
@@ -236,7 +236,7 @@ class Written:
     name: str
     mask: str
     types: int
-    begun: Tensor
+    text: Tensor
     tokens: Tensor
     counted: Tensor
     moved: int = 0
@@ -244,44 +244,44 @@ class Written:
     @property
     def full(self) -> dict[str, Any]:
         """The arguments with captions."""
-        return self.followed_by(self.tokens)
+        return self.with_tokens(self.tokens)
 
-    def begun_by(self, special: Sequence[int], ends: Any) -> Written:
-        """Return a copy with common special tokens at the start of captions (languages, tasks) moved to the text."""
-        ended = {ends} if isinstance(ends, int) else set(ends or ())
+    def move_shared_tokens(self, special: Sequence[int], ends: Any) -> CaptionInputs:
+        """Return a copy with special tokens that begin all captions (languages, tasks) moved to the text."""
+        end_ids = {ends} if isinstance(ends, int) else set(ends or ())
         count = 0
         for column in self.tokens.T[:-1]:
             first = int(column[0])
-            if first not in special or first in ended or not bool((column == first).all()):
+            if first not in special or first in end_ids or not bool((column == first).all()):
                 break
             count += 1
-        begun = torch.cat([self.begun, self.tokens[:, :count]], 1)
-        return replace(self, begun=begun, tokens=self.tokens[:, count:], counted=self.counted[:, count:], moved=count)
+        text = torch.cat([self.text, self.tokens[:, :count]], 1)
+        return replace(self, text=text, tokens=self.tokens[:, count:], counted=self.counted[:, count:], moved=count)
 
-    def followed_by(self, tokens: Tensor) -> dict[str, Any]:
+    def with_tokens(self, tokens: Tensor) -> dict[str, Any]:
         """Return the arguments with other tokens after the text; the last token is not an input."""
-        length = self.begun.shape[1] + tokens.shape[1] - 1
-        full = {**self.inputs, self.name: torch.cat([self.begun, tokens], 1)[:, :length]}
+        length = self.text.shape[1] + tokens.shape[1] - 1
+        full = {**self.inputs, self.name: torch.cat([self.text, tokens], 1)[:, :length]}
         shape = self.inputs[self.name].shape
         for key, value in self.inputs.items():
             if key != self.name and isinstance(value, Tensor) and value.shape == shape:
                 fill = 1 if key == self.mask else self.types
-                ahead = value.new_full((len(value), max(self.begun.shape[1] - self.moved - value.shape[1], 0)), fill)
+                ahead = value.new_full((len(value), max(self.text.shape[1] - self.moved - value.shape[1], 0)), fill)
                 behind = value.new_full((len(value), self.moved), fill)
-                extended = torch.cat([ahead, value, behind], 1)[:, : self.begun.shape[1]]
+                extended = torch.cat([ahead, value, behind], 1)[:, : self.text.shape[1]]
                 full[key] = torch.cat(
                     [extended, extended.new_full((len(extended), length - extended.shape[1]), fill)], 1
                 )
         return full
 
 
-def with_captions(model: Any, inputs: Mapping[str, Any], types: int | None = None) -> Written:
+def with_captions(model: Any, inputs: Mapping[str, Any], types: int | None = None) -> CaptionInputs:
     """Generate captions with a network, and check that it predicts them.
 
     Args:
         model: A network that generates.
         inputs: All arguments of a forward pass.
-        types: Token type of written tokens; ``None`` to find it.
+        types: Token type of generated tokens; ``None`` to find it.
 
     Raises:
         ValueError: If the generated captions differ from its predictions on them.
@@ -291,21 +291,21 @@ def with_captions(model: Any, inputs: Mapping[str, Any], types: int | None = Non
             "attention_mask": torch.ones_like(inputs["input_ids"]),
             **inputs,
         }  # otherwise it is guessed or missing
-    begun, new, counted = written(model, inputs)
+    text, new, counted = generate_greedily(model, inputs)
     name, mask = text_of(model)
-    marks = greedy(model).suppress_tokens or []
-    typed = any(key not in (name, mask) and isinstance(value, Tensor) and value.shape == inputs[name].shape
+    suppressed = greedy(model).suppress_tokens or []
+    has_types = any(key not in (name, mask) and isinstance(value, Tensor) and value.shape == inputs[name].shape
                 for key, value in inputs.items())  # fmt: skip
-    candidates: dict[float, Written] = {}
-    for token_type in (types,) if types is not None else (0, 1) if typed else (0,):  # 1 in PaliGemma
-        candidate = Written(inputs, name, mask, token_type, begun, new, counted)
+    candidates: dict[float, CaptionInputs] = {}  # agreement of generated and predicted tokens -> captions
+    for token_type in (types,) if types is not None else (0, 1) if has_types else (0,):  # 1 in PaliGemma
+        candidate = CaptionInputs(inputs, name, mask, token_type, text, new, counted)
         try:
             logits = model(**candidate.full).logits[:, -new.shape[1] :].clone()
         except Exception:  # this type marks an image
             if token_type == 0 or types is not None:
                 raise
             continue
-        logits[..., marks] = -torch.inf
+        logits[..., suppressed] = -torch.inf
         candidates.setdefault(float((logits.argmax(-1) == new)[counted].double().mean()), candidate)
     if (best := max(candidates)) > GREEDY:
         return candidates[best]
@@ -315,7 +315,7 @@ def with_captions(model: Any, inputs: Mapping[str, Any], types: int | None = Non
     )
 
 
-def written(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+def generate_greedily(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     """Generate greedily with a network.
 
     Args:
@@ -333,8 +333,8 @@ def written(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tens
     if mask in inputs and not bool(inputs[mask][:, -1].all()):
         raise ValueError("generation requires left padding: set processor.tokenizer.padding_side = 'left'")
     original_config = model.generation_config
-    plain = greedy(model)
-    model.generation_config = plain  # otherwise its defaults apply
+    greedy_config = greedy(model)
+    model.generation_config = greedy_config  # otherwise the defaults of the network apply
     try:
         ids = model.generate(**inputs)
     except (torch.OutOfMemoryError, MemoryError):
@@ -343,16 +343,16 @@ def written(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tens
         raise ValueError(f"{type(model).__name__} cannot generate from these inputs: {error}") from error
     finally:
         model.generation_config = original_config
-    begun, new = split_generated(ids, inputs[name])
+    text, new = split_generated(ids, inputs[name])
     if not new.shape[1]:
         raise ValueError(f"{type(model).__name__} generates empty texts for these images")
-    ends = plain.eos_token_id
+    ends = greedy_config.eos_token_id
     ended = torch.isin(new, torch.tensor([ends] if isinstance(ends, int) else ends or [], device=new.device))
-    return begun, new, (ended.cumsum(1) - ended.long()) == 0
+    return text, new, (ended.cumsum(1) - ended.long()) == 0
 
 
 def split_generated(ids: Tensor, prompt: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the text that a network continued, and the tokens that it wrote after it."""
+    """Split generated ids into the text that the network continued and the new tokens."""
     count = prompt.shape[1]
     if torch.equal(ids[:, :count], prompt):
         return prompt, ids[:, count:]
@@ -364,23 +364,23 @@ def split_generated(ids: Tensor, prompt: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def greedy(model: Any) -> GenerationConfig:
-    """Return the config for greedy generation."""
-    config, marks = model.generation_config, [placeholder(model, kind) for kind in PLACEHOLDERS]
+    """Return the config for greedy generation, without placeholder tokens."""
+    config, placeholder_ids = model.generation_config, [placeholder(model, kind) for kind in PLACEHOLDERS]
     special = {key: getattr(config, key, None) for key in ("bos_token_id", "eos_token_id", "decoder_start_token_id")}
     return GenerationConfig(
         **special, max_new_tokens=TOKENS, do_sample=False, num_beams=1, pad_token_id=padding_of(model),
-        suppress_tokens=[mark for mark in marks if mark is not None] or None,  # they would require an image
+        suppress_tokens=[id_ for id_ in placeholder_ids if id_ is not None] or None,  # they would require an image
     )  # fmt: skip
 
 
 def padding_of(model: Any) -> int:
-    """Return the padding token."""
+    """Return the padding token; without one, the end of text, or 0."""
     pad, ends = (getattr(model.generation_config, name, None) for name in ("pad_token_id", "eos_token_id"))
     ends = ends[0] if isinstance(ends, list) and ends else ends
     return int(next((token for token in (pad, ends) if isinstance(token, int)), 0))
 
 
 def text_of(model: Any) -> tuple[str, str]:
-    """Return the arguments of the text that a network continues, and of its mask."""
-    decodes = bool(model.config.is_encoder_decoder)
-    return ("decoder_input_ids", "decoder_attention_mask") if decodes else ("input_ids", "attention_mask")
+    """Return the names of the arguments for the text that a network continues, and for its mask."""
+    has_encoder = bool(model.config.is_encoder_decoder)
+    return ("decoder_input_ids", "decoder_attention_mask") if has_encoder else ("input_ids", "attention_mask")

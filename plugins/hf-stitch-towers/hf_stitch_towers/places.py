@@ -1,4 +1,8 @@
-"""Places of a map from a new tower: folded into the modules after the old tower, or between two networks."""
+"""Where the map of a tower exchange goes.
+
+It is folded into the weights of the modules after the old tower (:class:`Folded`), or is the stitching layer between
+two networks of a stitched model (:class:`Stitched`).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ from hf_stitch.running import Run
 from hf_stitch.statistics import Moments
 from hf_stitch_towers.folding import (
     CONTENT,
-    EQUAL,
+    HALF_TOLERANCE,
     CannotFoldError,
     Reading,
     Tower,
@@ -35,18 +39,19 @@ from hf_stitch_towers.folding import (
     paired_readers,
     read,
     replacing_features,
+    tolerance,
     variants,
     with_tower,
 )  # fmt: skip
 from hf_stitch_towers.inputs import OF_TEXT, WHOLE, ImageAndTextProcessor, WaveformProcessor, inputs_of
-from hf_stitch_towers.outputs import Outputs, greedy, split_generated, text_of, written
+from hf_stitch_towers.outputs import Outputs, generate_greedily, greedy, split_generated, text_of
 from hf_stitch_towers.result import MEAN, MOMENTS, NO_MAP
 
 FEWEST = 8
-"""Minimum number of images for choosing and for testing, each."""
+"""Minimum number of images that choose the matcher, and of test images."""
 
 NORMAL = ("image_mean", "image_std", "do_rescale", "rescale_factor", "do_normalize", "resample")
-"""Fields of an image processor for colours."""
+"""Fields of an image processor that scale and normalise colours."""
 
 BLOCK = re.compile(r"\.\d+$")
 """Suffix of the names of blocks."""
@@ -86,20 +91,22 @@ class Job:
             for _, batch, _ in PairedSamples(samples, samples).batches(self.run, label):
                 yield Samples.of(list(batch.samples), id=ids_of(batch.samples))
 
-    def means(self, samples: Samples, of: Callable[[Samples], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    def means(self, samples: Samples, tensors_of: Callable[[Samples], Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Return means over the first axis (images or tiles), over the samples of all processes."""
         sums, count = dict[str, Tensor](), 0
-        for part in self.batches(samples, "reading towers"):
-            tensors = of(part)
+        for batch in self.batches(samples, "reading towers"):
+            tensors = tensors_of(batch)
             count += len(next(iter(tensors.values())))
             for name, tensor in tensors.items():
-                total = tensor.double().sum(0)
-                sums[name] = sums[name] + total if name in sums else total
-        gathered = [tensor for tensor in self.run.processes.gather((sums, count)) if tensor[1]]
-        counts = sum(count for _, count in gathered)
+                batch_sum = tensor.double().sum(0)
+                sums[name] = sums[name] + batch_sum if name in sums else batch_sum
+        gathered = self.run.processes.gather((sums, count))  # one pair per process
+        sums_of_processes = [process_sums for process_sums, process_count in gathered if process_count]
+        total = sum(process_count for _, process_count in gathered)
         return {
-            name: torch.stack([tensor[name].to(self.old.device) for tensor, _ in gathered]).sum(0) / counts
-            for name in gathered[0][0]
+            name: torch.stack([process_sums[name].to(self.old.device) for process_sums in sums_of_processes]).sum(0)
+            / total
+            for name in sums_of_processes[0]
         }
 
     def like_old(self, features: Tensor) -> Tensor:
@@ -113,14 +120,14 @@ class Finished:
 
     Attributes:
         model: A network of the class, or a stitched model.
-        reader: Converts raw samples to its inputs.
-        processor: The processor of images and texts to save with it; ``None`` without a processor.
-        error: Difference between its outputs and the outputs with mapped features, over the largest output.
+        preprocessor: Map with the method ``preprocess`` for raw samples.
+        processor: Processor of images and texts to save with the network, if there is one.
+        error: Largest difference between its outputs and the outputs with mapped features, over the largest output.
         notes: Remarks on the result.
     """
 
     model: Any
-    reader: Any
+    preprocessor: Any
     processor: Any
     error: float
     notes: tuple[str, ...] = ()
@@ -134,21 +141,21 @@ class Map(ABC):
         """Return the mapped features of the new tower."""
 
     @abstractmethod
-    def written(self, model: Any, samples: Samples) -> Tensor:
-        """Return the tokens that the finished network writes about images."""
+    def generate(self, model: Any, samples: Samples) -> Tensor:
+        """Return the tokens that the network with the new tower generates for images."""
 
     @abstractmethod
     def preprocess(self, samples: Any) -> dict[str, Any]:
-        """Return the inputs of the finished network for raw samples, as for scoring."""
+        """Return the inputs of the network with the new tower for raw samples, as in scoring."""
 
     @abstractmethod
-    def finished(self, samples: Samples) -> Finished:
+    def finish(self, samples: Samples) -> Finished:
         """Return the network with the new tower."""
 
 
 @dataclass(frozen=True)
 class Place(ABC):
-    """Place of a map from the new tower.
+    """Where the map from the new tower goes.
 
     Attributes:
         job: Both networks.
@@ -157,7 +164,7 @@ class Place(ABC):
     job: Job
 
     @abstractmethod
-    def fitted(self, matchers: Mapping[str, Any], samples: Samples) -> tuple[dict[str, Map], dict[str, Features]]:
+    def fit_maps(self, matchers: Mapping[str, Any], samples: Samples) -> tuple[dict[str, Map], dict[str, Features]]:
         """Fit a map with each matcher; return the maps and the baselines."""
 
     @abstractmethod
@@ -165,34 +172,37 @@ class Place(ABC):
         """Return the features of the old tower."""
 
     @abstractmethod
-    def reader(self, inputs: Mapping[str, Any]) -> Callable[[Tensor], Any]:
+    def run_with(self, inputs: Mapping[str, Any]) -> Callable[[Tensor], Any]:
         """Return a function from features to the output of the old network with these features."""
 
     def mean(self, mean: Tensor) -> Features:
         """Return features that equal a mean for each image."""
-        return lambda part: self.job.like_old(mean).expand_as(self.old(full_inputs(self.job.old, part)))
+        return lambda batch: self.job.like_old(mean).expand_as(self.old(full_inputs(self.job.old, batch)))
 
 
 @torch.no_grad()
 def check_tower(tower: Any, encoder: Adapter, images: Sequence[Any]) -> None:
-    """Check that a tower built from the config and the weights of its encoder has the same hidden states.
+    """Check that a tower built from the config and the weights of an encoder has the hidden states of the encoder.
 
     Raises:
         CannotFoldError: If the hidden states differ, because the encoder has code or settings outside of its config.
     """
-    body: Any = getattr(encoder.model, "base_model", encoder.model)
+    backbone: Any = getattr(encoder.model, "base_model", encoder.model)
     dtype = next(tower.parameters()).dtype
     try:
         inputs = encoder.preprocess(images)
-        one, second = (module(**inputs)[0].double() for module in (tower.to(body.dtype), body))
+        networks = tower.to(backbone.dtype), backbone
+        tower_states, encoder_states = (network(**inputs)[0].double() for network in networks)
     except Exception:  # the tower does not run alone: outputs of the network are compared later
         return
     finally:
         tower.to(dtype)
-    apart = float((one - second).abs().max() / second.abs().max()) if one.shape == second.shape else float("inf")
-    if not apart <= EQUAL[min(torch.finfo(module).bits for module in (dtype, body.dtype)) < 32]:
+    error = float("inf")
+    if tower_states.shape == encoder_states.shape:
+        error = float((tower_states - encoder_states).abs().max() / encoder_states.abs().max())
+    if not error <= tolerance(dtype, backbone.dtype):
         raise CannotFoldError(
-            f"{type(body).__name__} cannot be rebuilt from its config (hidden states differ by {apart:.2g})"
+            f"{type(backbone).__name__} cannot be rebuilt from its config (hidden states differ by {error:.2g})"
         )
 
 
@@ -207,9 +217,9 @@ def place_of(
         reading = read(job.old.model, job.tower.name, full_inputs(job.old, samples.take(2)))
     except CannotFoldError as problem:
         reason = str(problem)
-    for settings in [] if reading is None else variants(job.old.model.config):
+    for config_changes in [] if reading is None else variants(job.old.model.config):
         try:
-            return Folded.of(job, samples, cast("Reading", reading), settings), ""
+            return Folded.of(job, samples, cast("Reading", reading), config_changes), ""
         except CannotFoldError as problem:
             reason = reason or str(problem)
     return Stitched.of(job, samples, reading, None, None), reason
@@ -218,15 +228,15 @@ def place_of(
 # -- folded -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Folded(Place):
-    """Map folded into the modules that read the tower.
+    """Map folded into the modules that read the tower, here called readers.
 
     Attributes:
-        made: A network of the class with the new tower.
+        network: A network of the class with the new tower.
         reading: Features and readers of the old tower.
-        readers: Reader of the new tower -> reader of the old tower.
+        readers: Reader of the new tower -> reader of the old tower; the empty string for an additional reader.
     """
 
-    made: Any
+    network: Any
     reading: Reading
     readers: Mapping[str, str]
 
@@ -234,19 +244,20 @@ class Folded(Place):
     def of(cls, job: Job, samples: Samples, reading: Reading, settings: Mapping[str, Any]) -> Folded:
         """Return the place, if the class accepts the new tower."""
         network = with_tower(job.old.model, job.tower, job.new.model, settings)
-        part = samples.take(2)
-        check_tower(network.get_submodule(job.tower.name), job.new, images_of(raw_of(part)))
-        new = read(network, job.tower.name, cls(job, network, reading, {}).inputs(part))
+        batch = samples.take(2)
+        check_tower(network.get_submodule(job.tower.name), job.new, images_of(raw_of(batch)))
+        unpaired = cls(job, network, reading, {})  # for its inputs only: readers are paired below
+        new = read(network, job.tower.name, unpaired.inputs(batch))
         if new.features.shape[:-1] != reading.features.shape[:-1] or new.groups != reading.groups:
             raise CannotFoldError(
                 f"the towers must have the same number of positions, got {new.groups * new.features.shape[-2]} for the "
                 f"new and {reading.groups * reading.features.shape[-2]} for the old tower"
             )
         place = cls(job, network, reading, paired_readers(reading, new, job.old.model))
-        place.check(part, new.features)
-        width, out = new.features.shape[-1] // new.groups, reading.features.shape[-1] // reading.groups
-        trial = torch.eye(width, out, dtype=torch.float64), torch.zeros(out, dtype=torch.float64)
-        if not (error := place.folded(*trial, part)[1]) <= place.bound:
+        place.check(batch, new.features)
+        new_width, old_width = (x.features.shape[-1] // x.groups for x in (new, reading))
+        trial_map = torch.eye(new_width, old_width, dtype=torch.float64), torch.zeros(old_width, dtype=torch.float64)
+        if not (error := place.fold_map(*trial_map, batch)[1]) <= place.bound:
             raise CannotFoldError(
                 f"further modules of {type(network).__name__} read the tower (outputs differ by {error:.2g})"
             )
@@ -255,34 +266,33 @@ class Folded(Place):
     @torch.no_grad()
     def check(self, samples: Samples, features: Tensor) -> None:
         """Check that all modules but the readers have the old weights, and that only readers read the tower."""
-        before, tower = self.job.old.model.state_dict(), self.job.tower
-        for name, value in self.made.state_dict().items():
-            unchanged = name in before and before[name].shape == value.shape
+        old_weights, tower = self.job.old.model.state_dict(), self.job.tower
+        for name, weight in self.network.state_dict().items():
+            unchanged = name in old_weights and old_weights[name].shape == weight.shape
             if not (unchanged or name.startswith(f"{tower.name}.") or name.rpartition(".")[0] in self.readers):
-                raise CannotFoldError(f"{type(self.made).__name__} lacks weights for {name} with this tower")
+                raise CannotFoldError(f"{type(self.network).__name__} lacks weights for {name} with this tower")
         inputs = self.inputs(samples)
-        others = {**inputs, tower.content: inputs[tower.content].flip(0)}
-        with replacing_features(self.made, tuple(self.readers), features):
-            both = [self.job.outputs.plain(self.made(**arguments)) for arguments in (inputs, others)]
-        if not torch.equal(*both):
-            raise CannotFoldError(f"further modules of {type(self.made).__name__} read the tower")
+        flipped_inputs = {**inputs, tower.content: inputs[tower.content].flip(0)}
+        with replacing_features(self.network, tuple(self.readers), features):
+            compared = [self.job.outputs.plain(self.network(**arguments)) for arguments in (inputs, flipped_inputs)]
+        if not torch.equal(*compared):
+            raise CannotFoldError(f"further modules of {type(self.network).__name__} read the tower")
 
     @property
     def bound(self) -> float:
         """Maximum difference due to rounding."""
-        return EQUAL[torch.finfo(next(self.made.parameters()).dtype).bits < 32]
+        return tolerance(next(self.network.parameters()).dtype)
 
     def inputs(self, samples: Samples) -> dict[str, Any]:
         """Return the inputs of the network with the new tower."""
-        inputs, name = full_inputs(self.job.old, samples), self.job.tower.content
-        encoder, shape = self.job.new, inputs[name].shape
+        inputs, content = full_inputs(self.job.old, samples), self.job.tower.content
+        encoder, shape = self.job.new, inputs[content].shape
         if several_tiles(self.job.old):
-            return {**inputs, name: tiles_for(encoder, inputs[name], self.job.old)}
-        new = encoder.preprocess(images_of(raw_of(samples)))[encoder.interface.content[0]]
-        inputs = {
-            key: value for key, value in inputs.items() if key not in WHOLE
-        }  # they describe pixels of the old processor
-        return {**inputs, name: new[:, None] if len(shape) == 5 and new.dim() == 4 else new}
+            return {**inputs, content: tiles_for(encoder, inputs[content], self.job.old)}
+        images = encoder.preprocess(images_of(raw_of(samples)))[encoder.interface.content[0]]
+        images = images[:, None] if len(shape) == 5 and images.dim() == 4 else images
+        # masks in WHOLE describe pixels of the old processor
+        return {**{key: value for key, value in inputs.items() if key not in WHOLE}, content: images}
 
     def old(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return the features of the old tower at its readers."""
@@ -290,9 +300,9 @@ class Folded(Place):
 
     def new(self, samples: Samples) -> Tensor:
         """Return the features of the new tower, without a map."""
-        return features_of(self.made, tuple(self.readers), self.inputs(samples))
+        return features_of(self.network, tuple(self.readers), self.inputs(samples))
 
-    def reader(self, inputs: Mapping[str, Any]) -> Callable[[Tensor], Any]:
+    def run_with(self, inputs: Mapping[str, Any]) -> Callable[[Tensor], Any]:
         """Return a function that runs the old network with replaced features."""
 
         def run(features: Tensor) -> Any:
@@ -301,21 +311,21 @@ class Folded(Place):
 
         return run
 
-    def folded(self, matrix: Tensor, bias: Tensor, samples: Samples) -> tuple[Any, float]:
-        """Return the network with a folded map, and the difference of its outputs to the mapped network."""
-        network, model, part = copy.deepcopy(self.made), self.job.old.model, samples.take(min(len(samples), 4))
+    def fold_map(self, matrix: Tensor, bias: Tensor, samples: Samples) -> tuple[Any, float]:
+        """Return the network with a folded map, and the difference to the outputs with mapped features."""
+        network, model, batch = copy.deepcopy(self.network), self.job.old.model, samples.take(min(len(samples), 4))
         fold(model, network, self.readers, matrix, bias, self.reading.groups)
-        inputs = full_inputs(self.job.old, part), self.inputs(part)
+        inputs = full_inputs(self.job.old, batch), self.inputs(batch)
         return network, difference(model, network, *inputs, self.job.tower, matrix, bias, self.job.outputs.plain)
 
-    def fitted(self, matchers: Mapping[str, Any], samples: Samples) -> tuple[dict[str, Map], dict[str, Features]]:
-        """Fit maps to all positions, in one pass; without a bias if the readers lack biases."""
+    def fit_maps(self, matchers: Mapping[str, Any], samples: Samples) -> tuple[dict[str, Map], dict[str, Features]]:
+        """Fit maps on all positions of the features, in one pass; without a bias if the readers lack biases."""
         moments: Moments | None = None
-        biased = all(getattr(self.made.get_submodule(name), "bias", None) is not None for name in self.readers)
+        biased = all(getattr(self.network.get_submodule(name), "bias", None) is not None for name in self.readers)
 
-        def powers(part: Samples) -> dict[str, Tensor]:
+        def features_and_squares(batch: Samples) -> dict[str, Tensor]:
             nonlocal moments
-            old, new = self.old(full_inputs(self.job.old, part)), self.new(part)
+            old, new = self.old(full_inputs(self.job.old, batch)), self.new(batch)
             rows = [features.unflatten(-1, (self.reading.groups, -1)).flatten(0, -2) for features in (new, old)]
             moments = moments or Moments(rows[0].shape[-1], rows[1].shape[-1])
             moments.update(*rows)
@@ -324,7 +334,7 @@ class Folded(Place):
             old, new = old.double(), new.double()
             return {"old": old, "old²": old.square(), "new": new, "new²": new.square()}
 
-        means = self.job.means(samples, powers)
+        means = self.job.means(samples, features_and_squares)
         assert moments is not None
         if (accelerator := self.job.run.processes.accelerator) is not None:
             moments.all_reduce(accelerator)
@@ -332,20 +342,20 @@ class Folded(Place):
             moments.count.div_(2, rounding_mode="floor")
             moments.scatter.div_(2)
         maps: dict[str, Map] = {}
-        exact: Any = {"dtype": torch.float64, "device": self.job.old.device}
+        options: Any = {"dtype": torch.float64, "device": self.job.old.device}
         for name, matcher in matchers.items():
-            stitch = matcher.fit(moments, dtype=torch.float64).to(exact["device"])
+            stitch = matcher.fit(moments, dtype=torch.float64).to(options["device"])
             with torch.no_grad():
-                bias = stitch(torch.zeros(1, stitch.in_features, **exact))[0]
-                matrix = stitch(torch.eye(stitch.in_features, **exact)) - bias
+                bias = stitch(torch.zeros(1, stitch.in_features, **options))[0]
+                matrix = stitch(torch.eye(stitch.in_features, **options)) - bias
             maps[name] = FoldedMap(self, matrix, bias if biased else torch.zeros_like(bias))
         mean, new_mean = means["old"], means["new"]
         baselines: dict[str, Features] = {MEAN: self.mean(mean)}
         if mean.shape == new_mean.shape:
-            old_size, new_size = means["old²"] - mean.square(), means["new²"] - new_mean.square()
-            size = (old_size / new_size.clamp(min=1e-12)).clamp(min=0).sqrt()
+            old_variance, new_variance = means["old²"] - mean.square(), means["new²"] - new_mean.square()
+            scale = (old_variance / new_variance.clamp(min=1e-12)).clamp(min=0).sqrt()
             baselines[NO_MAP] = self.new
-            baselines[MOMENTS] = lambda part: self.job.like_old((self.new(part).double() - new_mean) * size + mean)
+            baselines[MOMENTS] = lambda batch: self.job.like_old((self.new(batch).double() - new_mean) * scale + mean)
         return maps, baselines
 
 
@@ -358,36 +368,37 @@ class FoldedMap(Map):
     bias: Tensor
 
     def features(self, samples: Samples) -> Tensor:
-        """Return mapped features."""
+        """Return the mapped features of the new tower."""
         rows = self.place.new(samples).double().unflatten(-1, (self.place.reading.groups, -1))
         return self.place.job.like_old((rows @ self.matrix + self.bias).flatten(-2))
 
-    def written(self, model: Any, samples: Samples) -> Tensor:
+    def generate(self, model: Any, samples: Samples) -> Tensor:
         """Generate texts with the network."""
-        return written(model, self.place.inputs(samples))[1]
+        return generate_greedily(model, self.place.inputs(samples))[1]
 
-    def finished(self, samples: Samples) -> Finished:
+    def finish(self, samples: Samples) -> Finished:
         """Return the network of the same class."""
-        network, error = self.place.folded(self.matrix, self.bias, samples)
+        network, error = self.place.fold_map(self.matrix, self.bias, samples)
         if not error <= self.place.bound:
             raise ValueError(f"the outputs of the folded network differ from the mapped network by {error:.2g}")
         job = self.place.job
-        new = job.new.processor
-        expected, part = self.place.inputs(samples.take(2)), samples.take(2)
+        encoder_processor = job.new.processor
+        expected, batch = self.place.inputs(samples.take(2)), samples.take(2)
         config, problem = network.get_submodule(job.tower.name).config, ""
-        first = with_images(job.old.processor, new, config)
-        several = hasattr(first, "image_processor") and hasattr(new, "save_pretrained")
-        others = composed(job.old.processor, new, {job.tower.content: expected[job.tower.content]}) if several else ()
+        preferred = with_images(job.old.processor, encoder_processor, config)
+        can_compose = hasattr(preferred, "image_processor") and hasattr(encoder_processor, "save_pretrained")
+        images = {job.tower.content: expected[job.tower.content]}
+        fallbacks = candidate_processors(job.old.processor, encoder_processor, images) if can_compose else ()
         context = getattr(job.old, "prompt", None) or job.old.interface.prompt or None
-        for processor in (first, *others):
+        for processor in (preferred, *fallbacks):
             try:
-                inputs = full_inputs(hf_stitch.load(network, processor=processor, context=context), part)
+                inputs = full_inputs(hf_stitch.load(network, processor=processor, context=context), batch)
                 job.outputs.plain(network(**inputs))
-            except Exception as error_of:  # from a processor, or from the network's check of placeholder tokens
-                problem = problem or str(error_of)
+            except Exception as exception:  # from a processor, or from the network's check of placeholder tokens
+                problem = problem or str(exception)
                 continue
-            texts = all(torch.equal(inputs[name], expected[name]) for name in job.old.interface.given)
-            if texts and _same(inputs[job.tower.content], expected[job.tower.content]):
+            same_texts = all(torch.equal(inputs[name], expected[name]) for name in job.old.interface.given)
+            if same_texts and _same(inputs[job.tower.content], expected[job.tower.content]):
                 return Finished(network, self, processor if hasattr(processor, "save_pretrained") else None, error)
             problem = problem or "it prepares images or texts differently than in scoring"
         note = (
@@ -418,7 +429,7 @@ class Stitched(Place):
     def of(
         cls, job: Job, samples: Samples, reading: Reading | None, encoder_layer: str | None, target_layer: str | None
     ) -> Stitched:  # fmt: skip
-        """Return the place: by default from the last layer of the encoder to the features of the old tower."""
+        """Choose the layers: by default the last layer of the encoder and the features of the old tower."""
         encoder_layers = [encoder_layer] if encoder_layer else list(job.new.layers)
         if several_tiles(job.old):
             raise ValueError(
@@ -432,33 +443,33 @@ class Stitched(Place):
                 f"target_layer must be before the decoder of {type(job.old.model).__name__}, got {target!r}; layers: "
                 f"{', '.join(job.old.layers)}"
             )
-        alike = [name for name in encoder_layers if _kind(job.new, name) == _kind(job.old, target)]
-        return cls(job, (alike or encoder_layers)[-1], target)
+        same_kind = [name for name in encoder_layers if _kind(job.new, name) == _kind(job.old, target)]
+        return cls(job, (same_kind or encoder_layers)[-1], target)
 
-    def entering(self, inputs: Mapping[str, Any]) -> Representation:
-        """Return the representation at the layer of the old network."""
+    def representation(self, inputs: Mapping[str, Any]) -> Representation:
+        """Return the representation of the old network at the target layer."""
         return self.job.old.encode(inputs, self.target)[self.target]
 
     def old(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Return the activations of the layer."""
-        return self.entering(inputs).values
+        """Return the activations of the old network at the target layer."""
+        return self.representation(inputs).values
 
-    def reader(self, inputs: Mapping[str, Any]) -> Callable[[Tensor], Any]:
-        """Return a function that runs the old network from the layer on."""
-        entering = self.entering(inputs)
-        return lambda features: self.job.old.decode(entering.replace(values=features), self.target)
+    def run_with(self, inputs: Mapping[str, Any]) -> Callable[[Tensor], Any]:
+        """Return a function that runs the old network from the target layer on."""
+        representation = self.representation(inputs)
+        return lambda features: self.job.old.decode(representation.replace(values=features), self.target)
 
-    def fitted(self, matchers: Mapping[str, Any], samples: Samples) -> tuple[dict[str, Map], dict[str, Features]]:
-        """Fit maps between the layers."""
-        maps: dict[str, Map] = {name: self._stitched(matcher, samples) for name, matcher in matchers.items()}
-        means = self.job.means(samples, lambda part: {MEAN: self.old(full_inputs(self.job.old, part))})
+    def fit_maps(self, matchers: Mapping[str, Any], samples: Samples) -> tuple[dict[str, Map], dict[str, Features]]:
+        """Fit maps from the source layer to the target layer."""
+        maps: dict[str, Map] = {name: self._stitch(matcher, samples) for name, matcher in matchers.items()}
+        means = self.job.means(samples, lambda batch: {MEAN: self.old(full_inputs(self.job.old, batch))})
         baselines: dict[str, Features] = {MEAN: self.mean(means[MEAN])}
         if self.job.new.spec(self.source).width == self.job.old.spec(self.target).width:
-            baselines[NO_MAP] = self._stitched("identity", samples).features
+            baselines[NO_MAP] = self._stitch("identity", samples).features
         return maps, baselines
 
-    def _stitched(self, matcher: Any, samples: Samples) -> StitchedMap:
-        """Stitch both networks."""
+    def _stitch(self, matcher: Any, samples: Samples) -> StitchedMap:
+        """Stitch the source layer to the target layer with a matcher."""
         images = Samples.of(
             images_of([sample for batch in samples.batches(64) for sample in batch.samples]), id=samples.ids
         )
@@ -483,19 +494,19 @@ class StitchedMap(Map):
 
     @torch.no_grad()
     def features(self, samples: Samples) -> Tensor:
-        """Return mapped features."""
+        """Return the mapped features of the new tower."""
         new, layer = self.place.job.new, self.place.source
         representation = self.model.stitch(new.encode(new.preprocess(images_of(raw_of(samples))), layer)[layer])
         return self.place.job.like_old(representation.values)
 
-    def written(self, model: Any, samples: Samples) -> Tensor:
+    def generate(self, model: Any, samples: Samples) -> Tensor:
         """Generate texts with the stitched model, in the context of the original."""
         inputs = full_inputs(self.place.job.old, samples)
-        before, model.generation_config = model.generation_config, greedy(self.place.job.old.model)
+        original_config, model.generation_config = model.generation_config, greedy(self.place.job.old.model)
         try:
             ids = model.generate(**self._inputs(samples, inputs))
         finally:
-            model.generation_config = before
+            model.generation_config = original_config
         return split_generated(ids, inputs[text_of(self.place.job.old.model)[0]])[1]
 
     def preprocess(self, samples: Any) -> dict[str, Any]:
@@ -506,21 +517,21 @@ class StitchedMap(Map):
     def _inputs(self, samples: Samples, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the inputs of the stitched model: images for its source, and the context of its target."""
         names, content = getattr(self.model, "context_names", ()), self.place.job.old.interface.content
-        beside = {name: inputs[name] for name in names if name in inputs and name not in content}
-        return {**self.model.preprocess(images_of(raw_of(samples))), **beside}
+        context = {name: inputs[name] for name in names if name in inputs and name not in content}
+        return {**self.model.preprocess(images_of(raw_of(samples))), **context}
 
-    def finished(self, samples: Samples) -> Finished:
+    def finish(self, samples: Samples) -> Finished:
         """Return the stitched model."""
         old = self.place.job.old
         error = self._error(samples.take(min(len(samples), 4)))
         processor = with_images(old.processor, self.place.job.new.processor, None)
-        fitting_processor, notes = None, []
+        matching, notes = None, []
         if hasattr(processor, "tokenizer"):
-            fitting_processor = fitting(
+            matching = matching_processor(
                 old, self.place.job.new, samples.take(1), self.model.preprocess(images_of(raw_of(samples.take(1))))
             )
-            self.model.processor = self.model.processor if fitting_processor is None else fitting_processor
-            if fitting_processor is None:
+            self.model.processor = self.model.processor if matching is None else matching
+            if matching is None:
                 advice = f"load the encoder with a {type(_images_part(old.processor)).__name__} of its size"
                 notes.append(
                     f"a pipeline requires a {type(processor).__name__} for both networks, which is not available: "
@@ -531,25 +542,26 @@ class StitchedMap(Map):
             check_saves(self.model)
         except ValueError as problem:  # report it now, not when saving
             notes.append(str(problem))
-        return Finished(self.model, self, fitting_processor, error, tuple(notes))
+        return Finished(self.model, self, matching, error, tuple(notes))
 
     @torch.no_grad()
     def _error(self, samples: Samples) -> float:
-        """Return the difference between the outputs of the stitched model and the scored outputs."""
+        """Return the difference between the outputs of the stitched model and the outputs used for scores."""
         job, inputs = self.place.job, full_inputs(self.place.job.old, samples)
-        expected = job.outputs.plain(self.place.reader(inputs)(self.features(samples)))
+        expected = job.outputs.plain(self.place.run_with(inputs)(self.features(samples)))
         outputs = job.outputs.plain(self.model(**self._inputs(samples, inputs)))
         error = float((expected - outputs).abs().max() / expected.abs().max())
-        if not error <= EQUAL[torch.finfo(expected.dtype).bits < 32]:
+        if not error <= tolerance(expected.dtype):
             raise ValueError(f"the outputs of the stitched model differ from the scored outputs by {error:.2g}")
         return error
 
 
 def _last_of_tower(job: Job, samples: Samples, reading: Reading | None, encoder_layers: Sequence[str]) -> str:
-    """Return the layer read by the modules after the tower, or its last layer, or the first layer after it.
+    """Return the target layer: the layer with the features that the modules after the tower read.
 
-    Layers of the same kind as layers of the encoder (positions or vectors) are preferred, and blocks, so that the norm
-    of the old tower follows the map.
+    Without such a layer of the same kind as a layer of the encoder (:func:`_kind`), the order is: the last block of the
+    tower of this kind (so that the norm of the tower follows the map), its last layer of this kind, the first layer of
+    this kind after it, the last layer of the tower, the first layer before the decoder.
     """
     old, tower = job.old, job.tower.name
     if reading is not None:
@@ -558,21 +570,21 @@ def _last_of_tower(job: Job, samples: Samples, reading: Reading | None, encoder_
             values = representation.values.flatten(2).mT if representation.layout == "bchw" else representation.values
             rows = values[:, -reading.features.shape[1] :]
             if rows.shape == reading.features.shape and torch.equal(rows, reading.features):
-                if _kind(old, name)[0] in {_kind(job.new, representation)[0] for representation in encoder_layers}:
+                if _kind(old, name)[0] in {_kind(job.new, layer)[0] for layer in encoder_layers}:
                     return name
                 break  # vectors against positions, or the reverse
-    inside = [name for name in old.layers if name == tower or name.startswith(f"{tower}.")]
-    behind = [name for name in old.layers if old.cut(name)[0].padding not in OF_TEXT]
-    if not (inside or behind):
+    in_tower = [name for name in old.layers if name == tower or name.startswith(f"{tower}.")]
+    before_decoder = [name for name in old.layers if old.cut(name)[0].padding not in OF_TEXT]
+    if not (in_tower or before_decoder):
         raise ValueError(
             f"{type(old.model).__name__} cannot be cut in or after {tower}, so the tower cannot be replaced; layers: "
             f"{', '.join(old.layers) or 'none'}"
         )
-    kinds = {_kind(job.new, name) for name in encoder_layers}
-    alike = [name for name in inside if _kind(old, name) in kinds]
-    blocks = [name for name in alike if BLOCK.search(name)] if BLOCK.search(encoder_layers[-1]) else []
-    further = [name for name in behind if name not in inside and _kind(old, name) in kinds]
-    return (blocks or alike or further[:1] or inside or behind[:1])[-1]
+    encoder_kinds = {_kind(job.new, name) for name in encoder_layers}
+    same_kind = [name for name in in_tower if _kind(old, name) in encoder_kinds]
+    blocks = [name for name in same_kind if BLOCK.search(name)] if BLOCK.search(encoder_layers[-1]) else []
+    after_tower = [name for name in before_decoder if name not in in_tower and _kind(old, name) in encoder_kinds]
+    return (blocks or same_kind or after_tower[:1] or in_tower or before_decoder[:1])[-1]
 
 
 def several_tiles(network: Adapter) -> bool:
@@ -602,62 +614,67 @@ def full_inputs(network: Adapter, samples: Samples) -> dict[str, Any]:
 
 def images_of(samples: Sequence[Any]) -> list[Any]:
     """Return the images of samples with or without a text."""
-    names = ("image", "audio", "video", *(name for arguments in CONTENT.values() for name in arguments))
+    keys = ("image", "audio", "video", *(name for arguments in CONTENT.values() for name in arguments))
     return [
-        next(sample[n] for n in names if n in sample) if isinstance(sample, Mapping) else sample for sample in samples
+        next(sample[key] for key in keys if key in sample) if isinstance(sample, Mapping) else sample
+        for sample in samples
     ]
 
 
-def with_images(processor: Any, of_images: Any, config: Any) -> Any:
-    """Return a processor of images and texts with a new part for images; without a part for texts, the new part."""
-    of_images = getattr(of_images, "extractor", of_images)
-    part = next((name for name in ("image_processor", "feature_extractor") if hasattr(processor, name)), None)
-    if part is None or not hasattr(of_images, "save_pretrained"):
-        return of_images
+def with_images(processor: Any, image_processor: Any, config: Any) -> Any:
+    """Return `processor` with its image part replaced.
+
+    The result is the new part alone if `processor` does not have an image part or the new part cannot be saved.
+    """
+    image_processor = getattr(image_processor, "extractor", image_processor)
+    attribute = next((name for name in ("image_processor", "feature_extractor") if hasattr(processor, name)), None)
+    if attribute is None or not hasattr(image_processor, "save_pretrained"):
+        return image_processor
     if isinstance(processor, ImageAndTextProcessor):
-        return replace(processor, image_processor=of_images)
-    combined = copy.copy(processor)
-    if hasattr(old := getattr(processor, part), "image_grid_pinpoints"):  # divides images into tiles
-        normal = {name: getattr(of_images, name) for name in ("image_mean", "image_std")}
-        of_images = type(old).from_dict({**old.to_dict(), **normal})
-    setattr(combined, part, of_images)
-    if isinstance(getattr(combined, "patch_size", None), int) and isinstance(getattr(config, "patch_size", None), int):
-        combined.patch_size = config.patch_size
-    return combined
+        return replace(processor, image_processor=image_processor)
+    copied = copy.copy(processor)
+    if hasattr(old_processor := getattr(processor, attribute), "image_grid_pinpoints"):  # divides images into tiles
+        colours = {name: getattr(image_processor, name) for name in ("image_mean", "image_std")}
+        image_processor = type(old_processor).from_dict({**old_processor.to_dict(), **colours})
+    setattr(copied, attribute, image_processor)
+    if isinstance(getattr(copied, "patch_size", None), int) and isinstance(getattr(config, "patch_size", None), int):
+        copied.patch_size = config.patch_size
+    return copied
 
 
-def fitting(network: Adapter, encoder: Adapter, samples: Samples, images: Mapping[str, Tensor]) -> Any:
-    """Return a processor of images for an encoder and of texts for a network; ``None`` without a match.
+def matching_processor(network: Adapter, encoder: Adapter, samples: Samples, images: Mapping[str, Tensor]) -> Any:
+    """Return a processor that prepares images for an encoder and texts for a network; ``None`` without a match.
 
     Args:
         network: The network for both, with its processor.
         encoder: The encoder, with its processor.
-        samples: A sample.
-        images: Inputs of the encoder for its image.
+        samples: One sample, for comparing inputs.
+        images: Inputs of the encoder for the image of this sample.
 
     Returns:
-        A processor with the same inputs for the encoder, and the same texts for the network: with one placeholder token
-        per position of the old tower, which some processors count by patches.
+        A processor with the same inputs for the encoder, and the same texts for the network, including one placeholder
+        token per position of the old tower.
     """
-    expected, raw = full_inputs(network, samples), raw_of(samples)
+    expected, raw_samples = full_inputs(network, samples), raw_of(samples)
     interface, prompt, content = network.interface, getattr(network, "prompt", None), network.interface.content[0]
-    for processor in composed(network.processor, encoder.processor, images):
-        sizes = range(1, 65) if isinstance(getattr(processor, "patch_size", None), int) else ()
-        for size in (None, *sizes):
-            candidate = processor if size is None else copy.copy(processor)
-            if size is not None:
-                candidate.patch_size = size
+    for processor in candidate_processors(network.processor, encoder.processor, images):
+        # some processors derive the number of placeholders from `patch_size`, so sizes 1-64 are tried
+        patch_sizes = range(1, 65) if isinstance(getattr(processor, "patch_size", None), int) else ()
+        for patch_size in (None, *patch_sizes):
+            candidate = processor if patch_size is None else copy.copy(processor)
+            if patch_size is not None:
+                candidate.patch_size = patch_size
             with suppress(Exception):  # the processor may not accept this size
-                inputs = inputs_of(raw, candidate, interface, network.model, prompt)
-                same = all(torch.equal(inputs[name], expected[name]) for name in interface.given)
-                if same and _same(inputs[content], next(iter(images.values()))):
+                inputs = inputs_of(raw_samples, candidate, interface, network.model, prompt)
+                same_texts = all(torch.equal(inputs[name], expected[name]) for name in interface.given)
+                if same_texts and _same(inputs[content], next(iter(images.values()))):
                     return candidate.processor if isinstance(candidate, ImageAndTextProcessor) else candidate
     return None
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
     """Return whether two inputs are equal up to rounding and axes of length 1."""
-    atol = 1e-4 if min(torch.finfo(tensor.dtype).bits for tensor in (first, second)) >= 32 else EQUAL[True]
+    atol = 1e-4 if min(torch.finfo(tensor.dtype).bits for tensor in (first, second)) >= 32 else HALF_TOLERANCE
     return first.numel() == second.numel() and torch.allclose(
         first.flatten().float(), second.flatten().float(), atol=atol
     )
@@ -669,19 +686,19 @@ def _images_part(processor: Any) -> Any:
     return next((getattr(processor, name) for name in names if hasattr(processor, name)), processor)
 
 
-def composed(processor: Any, of_images: Any, images: Mapping[str, Tensor]) -> Iterator[Any]:
-    """Yield processors for images and texts: with the encoder's image part, and with the old part in its settings."""
-    yield with_images(processor, of_images, None)
-    old, new = _images_part(processor), getattr(of_images, "extractor", of_images)
+def candidate_processors(processor: Any, encoder_processor: Any, images: Mapping[str, Tensor]) -> Iterator[Any]:
+    """Yield processors with the encoder's image part, and with the old image part in the settings of the encoder."""
+    yield with_images(processor, encoder_processor, None)
+    old_part, new_part = _images_part(processor), getattr(encoder_processor, "extractor", encoder_processor)
     height, width = next(iter(images.values())).shape[-2:]
     longest = {"longest_edge": max(height, width)}
-    sizes: tuple[dict[str, Any], ...] = (
+    size_settings: tuple[dict[str, Any], ...] = (
         {}, {"size": {"height": height, "width": width}},
         {"size": longest, "max_image_size": longest, "do_image_splitting": False},
     )  # fmt: skip
-    normal = {name: getattr(new, name) for name in NORMAL if getattr(new, name, None) is not None}
-    for size in sizes if hasattr(old, "from_dict") and normal else ():
-        yield with_images(processor, type(old).from_dict({**old.to_dict(), **normal, **size}), None)
+    colours = {name: getattr(new_part, name) for name in NORMAL if getattr(new_part, name, None) is not None}
+    for settings in size_settings if hasattr(old_part, "from_dict") and colours else ():
+        yield with_images(processor, type(old_part).from_dict({**old_part.to_dict(), **colours, **settings}), None)
 
 
 def tiles_for(encoder: Adapter, tiles: Tensor, network: Adapter) -> Tensor:
@@ -692,67 +709,60 @@ def tiles_for(encoder: Adapter, tiles: Tensor, network: Adapter) -> Tensor:
             images.
     """
     shape = encoder.interface.shapes[encoder.interface.content[0]]
-    old, new = (
-        getattr(processor.processor, "image_processor", processor.processor) for processor in (network, encoder)
-    )
-    normalised = all(getattr(processor, "image_mean", None) is not None for processor in (old, new))
-    scales = {
-        (getattr(processor, "do_rescale", True), getattr(processor, "rescale_factor", None)) for processor in (old, new)
-    }
-    normalised = normalised and len(scales) == 1
-    if not normalised or tuple(tiles.shape[-3:]) != shape:
+    processors = [
+        getattr(adapter.processor, "image_processor", adapter.processor) for adapter in (network, encoder)
+    ]  # fmt: skip
+    have_moments = all(getattr(processor, "image_mean", None) is not None for processor in processors)
+    scales = {(getattr(x, "do_rescale", True), getattr(x, "rescale_factor", None)) for x in processors}
+    if not have_moments or len(scales) != 1 or tuple(tiles.shape[-3:]) != shape:
         raise ValueError(
             f"{type(network.model).__name__} reads {tiles.shape[1]} tiles of {tuple(tiles.shape[-3:])} per image, and "
             f"{type(encoder.model).__name__} images of {shape}: both require transformers processors with image_mean "
             "and image_std, and the same size"
         )
-    values = []
-    for processor in (old, new):
-        moments = (
-            (processor.image_mean, processor.image_std)
-            if getattr(processor, "do_normalize", True)
-            else ((0.0,), (1.0,))
-        )
-        values += [torch.tensor(moment).to(tiles)[:, None, None] for moment in moments]
-    mean, std, own_mean, own_std = values
+    colour_moments = []
+    for processor in processors:
+        normalises = getattr(processor, "do_normalize", True)
+        moments = (processor.image_mean, processor.image_std) if normalises else ((0.0,), (1.0,))
+        colour_moments += [torch.tensor(moment).to(tiles)[:, None, None] for moment in moments]
+    old_mean, old_std, new_mean, new_std = colour_moments
     present = tiles.flatten(2).any(2)[..., None, None, None]  # zero tiles are padding
-    return ((tiles * std + mean - own_mean) / own_std).where(present, 0)
+    return ((tiles * old_std + old_mean - new_mean) / new_std).where(present, 0)
 
 
 def with_waveforms(encoder: Adapter) -> Adapter:
     """Return an encoder with a processor for single waveforms, if it has a feature extractor."""
-    part = getattr(encoder.processor, "feature_extractor", encoder.processor)
-    if not hasattr(part, "sampling_rate"):
+    extractor = getattr(encoder.processor, "feature_extractor", encoder.processor)
+    if not hasattr(extractor, "sampling_rate"):
         return encoder
     adapter = copy.copy(encoder)
-    adapter.processor = WaveformProcessor(part, encoder.interface.content[0])
+    adapter.processor = WaveformProcessor(extractor, encoder.interface.content[0])
     return adapter
 
 
 def rate_of(processor: Any) -> int | None:
     """Return the sampling rate of an audio processor; ``None`` for processors of other kinds."""
-    part = getattr(processor, "extractor", getattr(processor, "feature_extractor", processor))
-    return getattr(part, "sampling_rate", None)
+    extractor = getattr(processor, "extractor", getattr(processor, "feature_extractor", processor))
+    return getattr(extractor, "sampling_rate", None)
 
 
 def tower_alone(encoder: Adapter, tower: Tower) -> Adapter:
     """Return the tower of a multimodal encoder as a separate network, with its recorded inputs as example."""
     module: Any = encoder.model.get_submodule(tower.name)
-    seen: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
 
-    def note(module: Any, args: Any, kwargs: Any) -> None:
+    def record(module: Any, args: Any, kwargs: Any) -> None:
         bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-        seen.update({name: value for name, value in bound.items() if isinstance(value, Tensor)})
+        recorded.update({name: value for name, value in bound.items() if isinstance(value, Tensor)})
 
-    handle = module.register_forward_pre_hook(note, with_kwargs=True)
+    handle = module.register_forward_pre_hook(record, with_kwargs=True)
     try:
         with torch.no_grad():
             encoder.forward(encoder.example)
     finally:
         handle.remove()
     processor = encoder.processor
-    part = next((name for name in ("image_processor", "feature_extractor") if hasattr(processor, name)), None)
-    content = next(name for name, value in seen.items() if value.is_floating_point())
-    return hf_stitch.load(
-        module, example_inputs=seen, content=content, processor=getattr(processor, part) if part else processor
-    )
+    attribute = next((name for name in ("image_processor", "feature_extractor") if hasattr(processor, name)), None)
+    content = next(name for name, value in recorded.items() if value.is_floating_point())
+    processor = getattr(processor, attribute) if attribute else processor
+    return hf_stitch.load(module, example_inputs=recorded, content=content, processor=processor)

@@ -31,8 +31,7 @@ CHANGES = {ACCURACY: "accuracy_change", ANSWER: "answer_log_likelihood_change"}
 
 FIGURES = (KL, AGREEMENT, WRITTEN, DECIDED, DECIDED_AGREEMENT, ACCURACY, CHANGES[ACCURACY], ANSWER, CHANGES[ANSWER],
            CLOSENESS, NEAREST)  # fmt: skip
-"""Metrics of networks that generate and, as the last two, of networks of two towers; only the first: lower is
-better."""
+"""Metrics of networks that generate; the last two are for two towers. Lower is better for the first only."""
 
 WORDS = {
     WRITTEN: "likelihood of captions", DECIDED: "likelihood of tokens decided by the image",
@@ -150,14 +149,14 @@ class Exchanged(Result):
     def beaten(self) -> tuple[str, ...]:
         """The baselines that are farther from the original, with non-overlapping intervals."""
         scores, figure = self.scores[EXCHANGED], self.figures[0]
-        others = {who: row[figure] for who, row in self.scores.items() if who not in (EXCHANGED, ORIGINAL)}
-        if figure == KL:
-            return tuple(who for who, score in others.items() if scores[figure].high < score.low)
-        return tuple(who for who, score in others.items() if scores[figure].low > score.high)
+        baselines = {name: row[figure] for name, row in self.scores.items() if name not in (EXCHANGED, ORIGINAL)}
+        if figure == KL:  # lower is better
+            return tuple(name for name, score in baselines.items() if scores[figure].high < score.low)
+        return tuple(name for name, score in baselines.items() if scores[figure].low > score.high)
 
     @property
     def verdict(self) -> str:
-        """Summary: whether the network is as good as before."""
+        """Summary in plain English: how close the network is to the original."""
         scores, mean = self.scores[EXCHANGED], self.scores[MEAN]
         text = f"With {self.encoder} as its {self.part} tower, {self._answers()}"
         if KL in scores:
@@ -178,10 +177,10 @@ class Exchanged(Result):
                 f"for {share.value:.1%} of images [{share.low:.1%}, {share.high:.1%}] the nearest embedding of the "
                 f"original is from the same image, with a cosine of {scores[CLOSENESS].value:.3f}"
             )
-        missed = [who for who in self.scores if who not in (EXCHANGED, ORIGINAL, *self.beaten)]
-        if missed and not np.isnan(share.value):
+        not_beaten = [name for name in self.scores if name not in (EXCHANGED, ORIGINAL, *self.beaten)]
+        if not_beaten and not np.isnan(share.value):
             by = "the divergence of all tokens" if KL in scores else "the cosine"
-            text += f". But by {by}, it is not clearly closer to the original than {' and '.join(missed)}"
+            text += f". But by {by}, it is not clearly closer to the original than {' and '.join(not_beaten)}"
         return self.told(text + ".")
 
     def told(self, text: str) -> str:
@@ -190,7 +189,7 @@ class Exchanged(Result):
 
     def _answers(self) -> str:
         """Return the part of the verdict about answers; empty without answers."""
-        scores, first = self.scores[EXCHANGED], self.scores[ORIGINAL]
+        scores, original = self.scores[EXCHANGED], self.scores[ORIGINAL]
         for figure, text, form in (
             (ACCURACY, "the right answer is the most likely for {} of images", ".1%"),
             (ANSWER, "the log-likelihood of right answers is {} nats per token", ".2f"),
@@ -198,9 +197,11 @@ class Exchanged(Result):
             if figure in scores:
                 change = scores[CHANGES[figure]]
                 value, low, high = (format(x, f"+{form}") for x in (change.value, change.low, change.high))
-                was, without = (format(row[figure].value, form) for row in (first, self.scores[MEAN]))
-                said = text.format(format(scores[figure].value, form))
-                return f"{said} (before {was}, change {value} [{low}, {high}]; with the mean of all images {without}); "
+                before, mean = (format(row[figure].value, form) for row in (original, self.scores[MEAN]))
+                share = text.format(format(scores[figure].value, form))
+                return (
+                    f"{share} (before {before}, change {value} [{low}, {high}]; with the mean of all images {mean}); "
+                )
         return ""
 
     def preprocess(self, samples: Any) -> dict[str, Any]:
@@ -287,10 +288,10 @@ class Exchanged(Result):
         import matplotlib.pyplot as plt
 
         figure, axes = plt.subplots(figsize=(7, 0.6 * len(self.scores) + 1.5), layout="constrained")
-        for place, row in enumerate(self.scores.values()):
+        for position, row in enumerate(self.scores.values()):
             score = row[self.figures[0]]
-            ends = [[score.value - score.low], [score.high - score.value]]
-            axes.errorbar(score.value, place, xerr=ends, fmt="o", capsize=4)
+            errors = [[score.value - score.low], [score.high - score.value]]
+            axes.errorbar(score.value, position, xerr=errors, fmt="o", capsize=4)
         axes.set_yticks(range(len(self.scores)), list(self.scores))
         axes.invert_yaxis()
         axes.set(xlabel=worded(self.figures[0]) + (" from the original, nats per token" if KL in self.figures else ""))

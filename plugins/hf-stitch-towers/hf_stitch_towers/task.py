@@ -67,8 +67,8 @@ class ImageTextToText(PerToken):
         if self._mark is not None and bool((marks := ids == self._mark).any()):
             last = (marks * torch.arange(1, ids.shape[1] + 1, device=ids.device)).amax(1, keepdim=True)
             real = real & (torch.arange(1, ids.shape[1] + 1, device=ids.device) >= last)
-        asked = torch.where(real, 0, IGNORED)
-        return {**self.counts(logits, asked, twin, labelled=False)}
+        counted = torch.where(real, 0, IGNORED)
+        return {**self.counts(logits, counted, twin, labelled=False)}
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
         """Return the measures of predictions for randomly drawn other samples."""
@@ -99,7 +99,7 @@ class ImageTextToText(PerToken):
 
 
 def _ids(inputs: Mapping[str, Any], length: int) -> tuple[Tensor, Tensor] | None:
-    """Return the tokens of logits, and which of them are real; image positions of GIT are padded in front."""
+    """Return the token of each position of the logits, and the mask of text tokens; GIT has image positions first."""
     texts = [
         (name, inputs[name]) for name in ("decoder_input_ids", "input_ids") if isinstance(inputs.get(name), Tensor)
     ]

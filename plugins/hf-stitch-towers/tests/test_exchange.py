@@ -18,7 +18,7 @@ import transformers as hf
 from hf_stitch_towers.exchange import exchange, with_context
 from hf_stitch_towers.folding import tower_of, with_tower
 from hf_stitch_towers.inputs import ImageAndTextProcessor
-from hf_stitch_towers.outputs import Captions, Written, with_captions
+from hf_stitch_towers.outputs import CaptionInputs, Captions, with_captions
 from hf_stitch_towers.places import Folded, full_inputs
 from hf_stitch_towers.result import DECIDED, DECIDED_AGREEMENT, MEAN, MOMENTS, NO_MAP, ORIGINAL
 from PIL import Image
@@ -143,17 +143,17 @@ def test_scales_and_shifts_of_a_tower_are_found_by_its_images_alone() -> None:
 
 def test_matchers_are_chosen_on_images_that_fitted_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     module, fits, scores = sys.modules["hf_stitch_towers.exchange"], list[set[Any]](), list[set[Any]]()
-    fitted, scored = Folded.fitted, module.scored
+    fit_maps, scored = Folded.fit_maps, module.scored
 
     def fitting(self: Any, matchers: Any, samples: Any) -> Any:
         fits.append({*samples.ids})
-        return fitted(self, matchers, samples)
+        return fit_maps(self, matchers, samples)
 
     def scoring(place: Any, samples: Any, rows: Any) -> Any:
         scores.append({*samples.ids})
         return scored(place, samples, rows)
 
-    monkeypatch.setattr(Folded, "fitted", fitting)
+    monkeypatch.setattr(Folded, "fit_maps", fitting)
     monkeypatch.setattr(module, "scored", scoring)
     exchange(network("ved"), hf_stitch.load(TOWERS["vit"](), processor=of_images()), images(48), "vision", QUIET)
     (first, both), (chosen, tested) = fits, scores
@@ -176,7 +176,7 @@ def test_a_saved_network_loads_without_hf_stitch(tmp_path: Path) -> None:
         "assert 'hf_stitch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
-    assert "image decides" in (tmp_path / "new" / "README.md").read_text()
+    assert "decided by the image" in (tmp_path / "new" / "README.md").read_text()
 
 
 def test_a_tower_of_another_kind_is_stitched() -> None:
@@ -212,7 +212,7 @@ def test_tokens_behind_the_end_of_a_caption_decide_nothing() -> None:
     torch.manual_seed(0)
     logits = {name: torch.randn(2, 5, 7, dtype=torch.float64) for name in (ORIGINAL, MEAN, "exchanged")}
     outputs = Captions(None, "vision")
-    outputs.wanted = logits[ORIGINAL].argmax(-1)
+    outputs.tokens = logits[ORIGINAL].argmax(-1)
     outputs.counted = torch.tensor([[True] * 4 + [False], [True] * 2 + [False] * 3])
     found = outputs.measures({name: [values] for name, values in logits.items()})["exchanged"]
     logs = {name: values.log_softmax(-1) for name, values in logits.items()}
@@ -412,7 +412,7 @@ def test_a_killed_save_leaves_the_old_folder_whole(kind: str, tmp_path: Path) ->
     found = saved(kind)
     assert found.folded == (kind == "folded")
     found.save_pretrained(folder)
-    assert "image decides" in (folder / "README.md").read_text() and not (folder / ".hf_stitch_save").exists()
+    assert "decided by the image" in (folder / "README.md").read_text() and not (folder / ".hf_stitch_save").exists()
 
 
 def test_a_broken_save_leaves_the_old_folder_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,7 +452,7 @@ def test_names_of_classes_are_choices() -> None:
     assert "the right answer is the most likely for" in found.verdict
     same = labelled(24, seed=5, names=("zebra", "yak"))  # both unknown words
     unread = exchange(old, encoder, images(48), "vision", QUIET, test_data=same, matcher="ridge")
-    assert "accuracy" not in unread.scores["exchanged"] and "equal tokens" in unread.notes[0]
+    assert "accuracy" not in unread.scores["exchanged"] and "does not distinguish" in unread.notes[0]
 
 
 @pytest.mark.parametrize("kind", ["llava", "ved"])
@@ -492,7 +492,7 @@ def test_a_pipeline_reads_an_exchanged_network(kind: str, how: str, tmp_path: Pa
     found = exchange(old, encoder, images(48), "vision", QUIET, matcher="ridge")
     assert found.folded == (how == "folded")
     found.save_pretrained(tmp_path / "new")
-    assert "image decides" in (tmp_path / "new" / "README.md").read_text()
+    assert "decided by the image" in (tmp_path / "new" / "README.md").read_text()
     pipeline = hf.pipeline("image-text-to-text", model=str(tmp_path / "new"))
     text = "<image> w5 w6" if kind == "llava" else "w5"
     given = images(2, seed=3)
@@ -542,12 +542,12 @@ def test_a_name_that_begins_another_is_no_choice() -> None:
 def test_answers_follow_the_special_tokens_that_all_captions_begin_with() -> None:
     tokens = torch.tensor([[2, 55, 7, 8], [2, 55, 9, 8]])
     inputs = {"input_ids": torch.tensor([[1], [1]]), "attention_mask": torch.ones(2, 1, dtype=torch.long)}
-    made = Written(inputs, "input_ids", "attention_mask", 0, inputs["input_ids"], tokens, tokens > 0)
-    moved = made.begun_by([2, 55], 0)
-    assert moved.begun.tolist() == [[1, 2, 55]] * 2 and moved.tokens.tolist() == [[7, 8], [9, 8]]
-    full = moved.followed_by(torch.tensor([[5, 6], [5, 6]]))
+    made = CaptionInputs(inputs, "input_ids", "attention_mask", 0, inputs["input_ids"], tokens, tokens > 0)
+    moved = made.move_shared_tokens([2, 55], 0)
+    assert moved.text.tolist() == [[1, 2, 55]] * 2 and moved.tokens.tolist() == [[7, 8], [9, 8]]
+    full = moved.with_tokens(torch.tensor([[5, 6], [5, 6]]))
     assert full["input_ids"].tolist() == [[1, 2, 55, 5]] * 2 and full["attention_mask"].tolist() == [[1] * 4] * 2
-    assert made.begun_by([2, 55], 2).begun.tolist() == [[1]] * 2  # an end is no beginning
+    assert made.move_shared_tokens([2, 55], 2).text.tolist() == [[1]] * 2  # an end is no beginning
 
 
 def padded_behind() -> Any:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hf_stitch_towers import ImageTextAdapter
+from hf_stitch_towers import ImageAndTextProcessor, ImageTextAdapter
+from hf_stitch_towers.inputs import inputs_of
 from hf_stitch_towers.library import ImageText
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import hf_stitch
 from hf_stitch import Samples
 from hf_stitch.adapters.cutting.forwards import evaluating
+from hf_stitch.adapters.cutting.interface import Interface
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
@@ -373,6 +375,48 @@ def test_bad_samples_are_named(bare: Any, samples: list[Any], message: str) -> N
     own = bool(samples) and isinstance(samples[0], float)
     with pytest.raises(ValueError, match=message):
         (hf_stitch.load(bare.model, processor=made) if own else bare).preprocess(samples)
+
+
+class Patches:
+    """Processor that returns one patch for the first image and three for the rest; the second patch is NaN."""
+
+    def __init__(self, grid: bool) -> None:
+        self.grid = grid
+
+    def save_pretrained(self, folder: Any) -> None: ...
+
+    def __call__(self, images: list[Any], text: list[str], **options: Any) -> dict[str, torch.Tensor]:
+        counts = torch.tensor([1, *[3] * (len(images) - 1)])
+        pixels = torch.ones(int(counts.sum()), 4)
+        pixels[1] = torch.nan
+        grid = {"image_grid_thw": torch.stack([counts, *[torch.ones_like(counts)] * 2], 1)} if self.grid else {}
+        return {"pixel_values": pixels, "input_ids": torch.full((len(text), 2), 5), **grid}
+
+
+@pytest.mark.parametrize(("grid", "message"), [(True, "image 1 contains"), (False, "image among 0 to 1 contains")])
+def test_patches_that_are_not_finite_name_their_sample(grid: bool, message: str) -> None:
+    interface = Interface(("pixel_values",), "image", {"pixel_values": (1, 4)}, packed=("pixel_values",))
+    samples = [{"image": image, "text": "w5"} for image in pictures(2)]
+    with pytest.raises(ValueError, match=message):
+        inputs_of(samples, Patches(grid), interface, torch.nn.Linear(1, 1))
+
+
+def test_an_error_of_the_processor_is_reported_for_several_images_of_a_sample() -> None:
+    def fails(**inputs: Any) -> None:
+        raise KeyError("tiles")
+
+    fails.save_pretrained = None  # type: ignore[attr-defined]
+    interface = Interface(("pixel_values",), "image", {"pixel_values": (3, 24, 24)})
+    for count in (1, 2):
+        samples = [{"image": pictures(count), "text": "w5"}]
+        with pytest.raises(ValueError, match=r"does not accept the samples 0 to 0 \(KeyError: 'tiles'\)"):
+            inputs_of(samples, fails, interface, torch.nn.Linear(1, 1))
+
+
+def test_images_and_texts_are_optional_for_a_joint_processor() -> None:
+    joint = ImageAndTextProcessor(transformers.ViTImageProcessor(), lambda text, **options: {"input_ids": text})
+    assert joint(text=["w5"], padding=True) == {"input_ids": ["w5"]}
+    assert joint(images=pictures(2))["pixel_values"].shape == (2, 3, 224, 224)
 
 
 # -- stitches -----------------------------------------------------------------------------------------------------

@@ -18,10 +18,10 @@ Architecture = Literal["standard", "jumprelu", "topk"]
 ARCHITECTURES: tuple[str, ...] = get_args(Architecture)
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
-OWN = ("architecture", "d_in", "d_sae", "dtype", "device", "apply_b_dec_to_input", "k", "activation_fn_str")
-"""Config keys that this class writes."""
+NOT_METADATA = ("architecture", "d_in", "d_sae", "dtype", "device", "apply_b_dec_to_input", "k", "activation_fn_str")
+"""Config keys that are written anew or are obsolete, so not kept as metadata."""
 
-IDLE: Mapping[str, tuple[Any, ...]] = {
+DISABLED: Mapping[str, tuple[Any, ...]] = {
     "normalize_activations": (None, "none"),
     "reshape_activations": (None, "none"),
     "finetuning_scaling_factor": (None, False),
@@ -103,8 +103,8 @@ class SparseAutoencoder(nn.Module):
         """
         hidden = (x - self.b_dec if self.apply_b_dec_to_input else x) @ self.W_enc + self.b_enc
         if self.k is not None:
-            values, places = hidden.topk(self.k, dim=-1)
-            return torch.zeros_like(hidden).scatter(-1, places, values.relu())
+            activations, indices = hidden.topk(self.k, dim=-1)
+            return torch.zeros_like(hidden).scatter(-1, indices, activations.relu())
         active = hidden.relu()
         return active if self.threshold is None else active * (hidden > self.threshold)
 
@@ -147,6 +147,7 @@ class SparseAutoencoder(nn.Module):
                 transcoders), or activations are normalised, which depends on the data.
         """
         where = Path(folder)
+        # Retry if the files are replaced during the read; report errors of decoders as damaged files.
         return load_whole(where, CONFIG, decoding(where)(lambda: cls._read(where)))
 
     @classmethod
@@ -157,13 +158,13 @@ class SparseAutoencoder(nn.Module):
         config = json.loads((folder / CONFIG).read_bytes())
         weights = load_file(folder / WEIGHTS)
         architecture, k = _architecture(config, folder)
-        for key, idle in IDLE.items():
-            if config.get(key) not in idle:
+        for key, disabling_values in DISABLED.items():
+            if config.get(key) not in disabling_values:
                 raise ValueError(f"{key}={config[key]!r} of the autoencoder in {folder} is not supported")
         encoder = weights.get("W_enc")
         if encoder is None or encoder.ndim != 2:
             raise ValueError(f"{folder / WEIGHTS} must contain a matrix W_enc, got {', '.join(sorted(weights))}")
-        metadata = {key: value for key, value in config.items() if key not in OWN}
+        metadata = {key: value for key, value in config.items() if key not in NOT_METADATA}
         autoencoder = cls(
             encoder.shape[0], encoder.shape[1], architecture, k=k, dtype=encoder.dtype, metadata=metadata,
             apply_b_dec_to_input=bool(config.get("apply_b_dec_to_input", False)),
@@ -190,7 +191,7 @@ class SparseAutoencoder(nn.Module):
         }  # fmt: skip
         with replacing(Path(folder)) as fresh:
             (fresh / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-            save_file({name: value.contiguous() for name, value in self.state_dict().items()}, fresh / WEIGHTS)
+            save_file({name: weight.contiguous() for name, weight in self.state_dict().items()}, fresh / WEIGHTS)
 
 
 def _architecture(config: Any, folder: Path) -> tuple[Architecture, int | None]:

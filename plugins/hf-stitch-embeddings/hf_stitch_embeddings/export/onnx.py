@@ -52,7 +52,7 @@ def export_onnx(embedding_map: EmbeddingMap, path: str | Path) -> Path:
         input_names=["vectors"], output_names=["mapped"], dynamic_shapes=({0: torch.export.Dim("batch")},),
     )  # fmt: skip
     assert program is not None
-    place = Path(path).expanduser()
-    place.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(place, lambda fresh: program.save(fresh, external_data=False))
-    return place
+    target = Path(path).expanduser()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(target, lambda fresh: program.save(fresh, external_data=False))
+    return target

@@ -21,7 +21,7 @@ from hf_stitch.storage.files import written_aside
 from hf_stitch_embeddings.embedding_map import BEGIN, RECORD, EmbeddingMap
 
 MODULES = "modules.json"
-KINDS = "sentence_transformers.models."
+CLASSES = "sentence_transformers.models."
 """Import path of module classes in all versions; version 6 also accepts it."""
 CONFIG = "config_sentence_transformers.json"
 SIMILARITIES = {"cosine": "cosine", "dot": "dot", "l2": "euclidean"}
@@ -75,9 +75,9 @@ def dense_layers(embedding_map: EmbeddingMap) -> list[DenseLayer]:
     if isinstance(stitch, ResidualMLPStitch):
         weight, zeros = stitch.weight.detach(), torch.zeros(2 * stitch.out_features)
         eye = torch.eye(stitch.out_features)
-        inner = torch.cat([stitch.down.detach(), weight, -weight])
+        hidden_weight = torch.cat([stitch.down.detach(), weight, -weight])
         return [
-            DenseLayer(inner, torch.cat([stitch.down_bias.detach(), zeros]), nn.GELU),
+            DenseLayer(hidden_weight, torch.cat([stitch.down_bias.detach(), zeros]), nn.GELU),
             DenseLayer(torch.cat([stitch.up.detach(), eye, -eye], 1), stitch.bias.detach()),
         ]
     affine = embedding_map.affine()
@@ -131,7 +131,7 @@ def export_sentence_transformer(embedding_map: EmbeddingMap, encoder: str | Path
         _check_width(source, modules, embedding_map.in_features, f"{embedding_map!r} requires")
         shutil.copytree(source, fresh, dirs_exist_ok=True)
         for path, kind, layer in _map_modules(embedding_map, layers, modules):
-            modules.append({"idx": len(modules), "name": str(len(modules)), "path": path, "type": KINDS + kind})
+            modules.append({"idx": len(modules), "name": str(len(modules)), "path": path, "type": CLASSES + kind})
             _write_module(layer, fresh / path)
         (fresh / MODULES).write_text(json.dumps(modules, indent=2), encoding="utf-8")
         _write_card(embedding_map, fresh, USE.format(queries="encode"))
@@ -184,7 +184,7 @@ def export_query_document(
                 structure[route].append(path)
             if route == "query":
                 for path, kind, layer in _map_modules(embedding_map, layers, modules):
-                    types[f"query_{path}"] = KINDS + kind
+                    types[f"query_{path}"] = CLASSES + kind
                     structure[route].append(f"query_{path}")
                     _write_module(layer, fresh / f"query_{path}")
             encoder_prompts = _read_config(source).get("prompts") or {}
@@ -193,13 +193,13 @@ def export_query_document(
         router = {"types": types, "structure": structure, "parameters": parameters}
         (fresh / "router_config.json").write_text(json.dumps(router, indent=2), encoding="utf-8")
         (fresh / MODULES).write_text(
-            json.dumps([{"idx": 0, "name": "0", "path": "", "type": f"{KINDS}Router"}], indent=2), encoding="utf-8"
+            json.dumps([{"idx": 0, "name": "0", "path": "", "type": f"{CLASSES}Router"}], indent=2), encoding="utf-8"
         )
-        configured = {
+        config = {
             **_read_config(sides["query"]), "prompts": prompts, "default_prompt_name": None,
             "similarity_fn_name": SIMILARITIES[embedding_map.metric],
         }  # fmt: skip
-        (fresh / CONFIG).write_text(json.dumps(configured, indent=2), encoding="utf-8")
+        (fresh / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
         _write_card(embedding_map, fresh, USE.format(queries="encode_query"))
     return Path(folder).expanduser()
 
@@ -218,20 +218,20 @@ def check_text_embeddings_inference(folder: str | Path) -> None:
     Raises:
         ValueError: If the vectors differ; the message lists all reasons and remedies.
     """
-    place = Path(folder).expanduser()
-    modules = _read_modules(place)
-    kinds = [str(module["type"]).removeprefix(KINDS) for module in modules]
+    root = Path(folder).expanduser()
+    modules = _read_modules(root)
+    kinds = [str(module["type"]).removeprefix(CLASSES) for module in modules]
     reasons = [
         f"module {module['type']} is not supported"
         for module, kind in zip(modules, kinds, strict=True)
         if kind not in ("Transformer", "Pooling", "Dense", "Normalize")
     ]
-    dense = [place / str(module["path"]) for module, kind in zip(modules, kinds, strict=True) if kind == "Dense"]
+    dense = [root / str(module["path"]) for module, kind in zip(modules, kinds, strict=True) if kind == "Dense"]
     configs = [json.loads((path / "config.json").read_text(encoding="utf-8")) for path in dense]
-    for config, module_path in zip(configs, dense, strict=True):
+    for config, dense_folder in zip(configs, dense, strict=True):
         name = str(config.get("activation_function", "")).rpartition(".")[2]
         if name not in ("Identity", "Tanh"):
-            reasons.append(f"activation of {module_path.name} must be Identity or Tanh, got {name}")
+            reasons.append(f"activation of {dense_folder.name} must be Identity or Tanh, got {name}")
     if dense and "Normalize" in kinds[: kinds.index("Dense")] and any(config.get("bias", True) for config in configs):
         reasons.append(
             "vectors are normalised before a map with a bias; fit a map without bias, e.g. Lstsq(intercept=False), or "
@@ -240,7 +240,7 @@ def check_text_embeddings_inference(folder: str | Path) -> None:
     if dense and kinds[-1] != "Normalize":
         reasons.append("outputs are not normalised; send requests with normalize=false")
     if reasons:
-        raise ValueError(f"text-embeddings-inference does not reproduce {place}: {'; '.join(reasons)}")
+        raise ValueError(f"text-embeddings-inference does not reproduce {root}: {'; '.join(reasons)}")
 
 
 def _read_modules(folder: Path) -> list[dict[str, Any]]:
@@ -259,10 +259,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
 @contextmanager
 def _new_folder(folder: str | Path) -> Iterator[Path]:
     """Yield a hidden folder that becomes ``folder`` on success and is removed after an error."""
-    place = Path(folder).expanduser()
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise FileExistsError(f"{place} exists and is not an empty folder")
-    with written_aside(place) as fresh:
+    target = Path(folder).expanduser()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise FileExistsError(f"{target} exists and is not an empty folder")
+    with written_aside(target) as fresh:
         fresh.mkdir()
         yield fresh
 
@@ -274,13 +274,13 @@ def _map_modules(
 
     If the map requires unit vectors and the encoder does not normalise, the first module normalises.
     """
-    unit, before = np.eye(1, embedding_map.in_features), []
+    unit_vector, first_modules = np.eye(1, embedding_map.in_features), []
     if modules and str(modules[-1]["type"]).endswith(".Normalize"):
-        embedding_map.check_lengths(unit, "the outputs of the encoder (its last module is Normalize)")
+        embedding_map.check_lengths(unit_vector, "the outputs of the encoder (its last module is Normalize)")
     elif embedding_map.record.get("input_normalized"):
-        before = [None]
+        first_modules = [None]
     number = len(modules)
-    for layer in [*before, *layers, *([None] if embedding_map.normalized else [])]:
+    for layer in [*first_modules, *layers, *([None] if embedding_map.normalized else [])]:
         kind = "Normalize" if layer is None else "Dense"
         yield f"{number}_{kind}", kind, layer
         number += 1
@@ -312,9 +312,9 @@ def _copy_module(source: Path, path: str, modules: list[dict[str, Any]], target:
         else:
             target.mkdir()  # a module without files, such as Normalize
         return
-    others = {str(module["path"]).partition("/")[0] for module in modules if module["path"]}
-    shutil.copytree(source, target, ignore=lambda where, names: (
-        {*others, MODULES, CONFIG, CARD} & set(names) if Path(where) == source else set()
+    module_folders = {str(module["path"]).partition("/")[0] for module in modules if module["path"]}
+    shutil.copytree(source, target, ignore=lambda directory, names: (
+        {*module_folders, MODULES, CONFIG, CARD} & set(names) if Path(directory) == source else set()
     ))  # fmt: skip
 
 
@@ -344,8 +344,8 @@ def _write_card(embedding_map: EmbeddingMap, folder: Path, use: str) -> None:
         end = text.index("\n---\n", 4) + 5
         head, rest = text[:end], text[end:]
     section = embedding_map.card().partition("```python")[0].removeprefix(BEGIN).strip()
-    below = f"\n\n# The encoder\n\n{rest.strip()}\n" if rest.strip() else "\n"
-    path.write_text(f"{head}# Encoder with an embedding map\n\n{section}\n\n{use}{below}", encoding="utf-8")
+    encoder_card = f"\n\n# The encoder\n\n{rest.strip()}\n" if rest.strip() else "\n"
+    path.write_text(f"{head}# Encoder with an embedding map\n\n{section}\n\n{use}{encoder_card}", encoding="utf-8")
     (folder / f"{RECORD}.json").write_text(json.dumps(embedding_map.recipe, indent=2), encoding="utf-8")
 
 

@@ -33,14 +33,14 @@ class UnfinishedRows:
         self._journal, self.file = self.folder / "journal.json", self.folder / "vectors.npy"
         self._lock = FileLock(self.folder / "lock", timeout=0)
         self._state: dict[str, Any] = {}
-        self._full = f"{self.file} could not be written", "free disk space and rerun to continue"
+        self._write_error = f"{self.file} could not be written", "free disk space and rerun to continue"
 
     def open(self, key: str, source: Path, rows: int, width: int) -> None:
         """Create the folder, or reuse the folder of an interrupted upgrade."""
         if self.target.exists():
-            self._sweep()
+            self._remove_remains()
             raise FileExistsError(f"{self.target} exists; delete it, or use a new target file")
-        with readable_errors(*self._full):
+        with readable_errors(*self._write_error):
             self.folder.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire()
@@ -61,12 +61,12 @@ class UnfinishedRows:
                     "and rerun"
                 )
         else:
-            with readable_errors(*self._full):
+            with readable_errors(*self._write_error):
                 np.lib.format.open_memmap(self.file, mode="w+", dtype=np.float32, shape=(rows, width)).flush()
         self._state = state
-        self._note()
+        self._write_journal()
 
-    def _sweep(self) -> None:
+    def _remove_remains(self) -> None:
         """Remove the remains of a process killed after the last step: the folder, if it has all rows."""
         sweep(self.target.parent, glob.escape(self.target.name))
         if not self.folder.is_dir():
@@ -81,13 +81,13 @@ class UnfinishedRows:
         if first != self.done:
             raise ValueError(f"rows must be written in order: expected row {self.done}, got {first}")
         mapped = self.rows()
-        with readable_errors(*self._full):
+        with readable_errors(*self._write_error):
             with self.file.open("r+b") as file:  # a write to mapped memory ends the process if the disk is full
                 file.seek(self.file.stat().st_size - mapped.nbytes + first * mapped.strides[0])
                 file.write(np.ascontiguousarray(vectors, mapped.dtype).data)
             flush(self.file)
         self.done += len(vectors)
-        self._note()
+        self._write_journal()
 
     def rows(self) -> Vectors:
         """Return the vectors, memory-mapped."""
@@ -110,12 +110,12 @@ class UnfinishedRows:
             shutil.rmtree(self.folder, ignore_errors=True)
         self._lock.release(force=True)  # however often it was opened
 
-    def _note(self) -> None:
+    def _write_journal(self) -> None:
         text = json.dumps({**self._state, "done": self.done})
         write_whole(self._journal, lambda path: path.write_text(text, encoding="utf-8"))
 
 
-def drawn(rows: int, count: int, seed: int) -> Iterator[npt.NDArray[np.int64]]:
+def sample_batches(rows: int, count: int, seed: int) -> Iterator[npt.NDArray[np.int64]]:
     """Yield batches of rows sampled without replacement."""
     order = np.random.default_rng(seed).permutation(rows)[:count]
     for start in range(0, len(order), BATCH):
@@ -165,23 +165,23 @@ class ArrayStore(VectorStore):
         """Return whether the file is an ``.npy`` file."""
         return path.suffix == ".npy"
 
-    def _old(self) -> Vectors:
+    def _read_old(self) -> Vectors:
         with decoding(self.source):
             vectors: Vectors = np.load(self.source, mmap_mode="r")
         return vectors
 
     def describe(self) -> Description:
         """Describe the old vectors."""
-        rows, width = len(old := self._old()), self.floats(old[:1], str(self.source)).shape[1]
+        rows, width = len(old := self._read_old()), self.floats(old[:1], str(self.source)).shape[1]
         return Description(str(self.source), rows, width, (self.metric,))
 
     def start(self, key: str, width: int) -> None:
         """Create a folder for new vectors next to the target, or reuse it."""
-        self._new.open(key, self.source, len(self._old()), width)
+        self._new.open(key, self.source, len(self._read_old()), width)
 
     def pending(self, batch_size: int) -> Iterator[tuple[Sequence[Any], Rows]]:
         """Yield rows without a new vector."""
-        old = self._old()
+        old = self._read_old()
         for start in range(self._new.done, len(old), batch_size):
             rows = self.floats(old[start : start + batch_size], str(self.source))
             yield range(start, start + len(rows)), rows
@@ -192,12 +192,12 @@ class ArrayStore(VectorStore):
 
     def missing(self) -> int:
         """Return the number of rows without a new vector."""
-        return len(self._old()) - self._new.done
+        return len(self._read_old()) - self._new.done
 
     def sample(self, count: int, seed: int) -> Iterator[tuple[Sequence[Any], Rows, Rows]]:
         """Read a sample of rows; :meth:`switch` checks that the file has not changed."""
-        old, new = self._old(), self._new.rows()
-        for rows in drawn(len(old), count, seed):
+        old, new = self._read_old(), self._new.rows()
+        for rows in sample_batches(len(old), count, seed):
             yield rows.tolist(), self.floats(old[rows], str(self.source)), np.array(new[rows], np.float32)
 
     def switch(self) -> str:
@@ -226,8 +226,8 @@ class ArrayStore(VectorStore):
 
     def replace(self, ids: Sequence[Any], vectors: Rows) -> None:
         """Overwrite rows; unknown ids are ignored."""
-        mapped = np.lib.format.open_memmap(self.target, mode="r+")
+        stored = np.lib.format.open_memmap(self.target, mode="r+")
         numbers = np.asarray(ids, dtype=np.int64)
-        in_range = (numbers >= 0) & (numbers < len(mapped))
-        mapped[numbers[in_range]] = np.asarray(vectors)[in_range]
-        mapped.flush()
+        in_range = (numbers >= 0) & (numbers < len(stored))
+        stored[numbers[in_range]] = np.asarray(vectors)[in_range]
+        stored.flush()

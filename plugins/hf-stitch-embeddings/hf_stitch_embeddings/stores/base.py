@@ -203,10 +203,10 @@ class VectorStore(ABC):
         """
 
 
-def warn_of_unfinished(store: str, place: str, key: str, names: Iterable[str]) -> None:
+def warn_of_unfinished(store: str, prefix: str, key: str, names: Iterable[str]) -> None:
     """Warn of unfinished upgrades with different maps in a store."""
     for name in names:
-        if re.fullmatch(re.escape(place) + "[0-9a-f]{12}", name) and name != f"{place}{key}":
+        if re.fullmatch(re.escape(prefix) + "[0-9a-f]{12}", name) and name != f"{prefix}{key}":
             warnings.warn(
                 f"{store} has new vectors of a different map in {name!r}, perhaps unfinished; they stay unchanged: "
                 "delete them if you do not need them",
@@ -215,7 +215,7 @@ def warn_of_unfinished(store: str, place: str, key: str, names: Iterable[str]) -
 
 
 @contextmanager
-def written(store: str) -> Iterator[None]:
+def write_errors(store: str) -> Iterator[None]:
     """Convert library errors during a write to an ``OSError`` with the name of the store.
 
     ``OSError``, ``ValueError``, ``TypeError`` and ``ImportError`` propagate unchanged.
@@ -231,7 +231,7 @@ def written(store: str) -> Iterator[None]:
         ) from error
 
 
-def needed(package: str, extra: str) -> Any:
+def import_package(package: str, extra: str) -> Any:
     """Import the package of a store."""
     try:
         return importlib.import_module(package)

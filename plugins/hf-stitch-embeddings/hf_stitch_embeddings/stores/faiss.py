@@ -14,14 +14,15 @@ import numpy.typing as npt
 from hf_stitch.storage.files import decoding, write_whole
 from hf_stitch_embeddings.embedding_map import EmbeddingMap
 from hf_stitch_embeddings.export.sentence_transformers import dense_layers
-from hf_stitch_embeddings.stores.arrays import UnfinishedRows, drawn
-from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, needed
-from hf_stitch_embeddings.vectors import SAMPLED, Metric, are_normalized, batches, is_unit
+from hf_stitch_embeddings.stores.arrays import UnfinishedRows, sample_batches
+from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, import_package
+from hf_stitch_embeddings.vectors import SAMPLED, Metric, are_normalized, batches, was_normalized
 
 CHANGES = ("add", "add_with_ids", "train")
-TRAINING = 100_000
+"""Methods of an index that :func:`search_mapped` replaces by an error."""
+MAX_TRAINING_ROWS = 100_000
 """Maximum number of rows to train a new index on."""
-MEASURED = 1000
+ERROR_ROWS = 1000
 """Number of rows to measure the error of codes with."""
 KINDS = {
     "IndexFlat": True, "IndexFlatIP": True, "IndexFlatL2": True, "IndexIVFFlat": True, "IndexHNSWFlat": True,
@@ -36,38 +37,38 @@ SCALARS = ("8bit", "4bit", "6bit", "fp16", "bf16", "8bit_uniform", "4bit_uniform
 """Readable codes of scalar quantizers."""
 TRANSFORMS = ("PCAMatrix", "RandomRotationMatrix", "NormalizationTransform")
 """Transforms that can be built again; files store all remaining ones, such as OPQ, as plain ``LinearTransform``."""
-SAME = {"SQ8u": "SQ8", "SQ4u": "SQ4", "SQ8_direct": "SQ8", "SQ8_direct_signed": "SQ8"}
+FLOAT_CODES = {"SQ8u": "SQ8", "SQ4u": "SQ4", "SQ8_direct": "SQ8", "SQ8_direct_signed": "SQ8"}
 """Codes for integers or without a factory name -> equivalent codes for floats."""
 
 
-def is_exact(faiss: Any, index: Any, *, built: bool = False) -> bool:
+def is_exact(faiss: Any, index: Any, *, is_new: bool = False) -> bool:
     """Return whether an index returns exact vectors; raise ``ValueError`` for unsupported kinds.
 
-    ``built`` says that the index is new and not trained yet.
+    ``is_new``: the index is not trained yet.
     """
     index = faiss.downcast_index(index)
     kind, exact = type(index).__name__, True
     if isinstance(index, faiss.IndexIDMap):
-        return is_exact(faiss, index.index, built=built)
+        return is_exact(faiss, index.index, is_new=is_new)
     if isinstance(index, faiss.IndexRefine):
-        is_exact(faiss, index.base_index, built=built)
-        return is_exact(faiss, index.refine_index, built=built)
+        is_exact(faiss, index.base_index, is_new=is_new)  # raises for unsupported kinds
+        return is_exact(faiss, index.refine_index, is_new=is_new)
     if isinstance(index, faiss.IndexPreTransform):
         chain = _chain(faiss, index)
         names = [type(transform).__name__ for transform in chain]
-        exact = is_exact(faiss, index.index, built=built) and chain[0].d_in == chain[-1].d_out
+        exact = is_exact(faiss, index.index, is_new=is_new) and chain[0].d_in == chain[-1].d_out
         reduced = any(
             transform.d_out < transform.d_in and not isinstance(transform, faiss.PCAMatrix) for transform in chain
         )
-        if not reduced and not set(names) - {*TRANSFORMS, *([] if built else ["LinearTransform"])}:
+        if not reduced and not set(names) - {*TRANSFORMS, *([] if is_new else ["LinearTransform"])}:
             return exact
         kind = ", ".join([*names, type(faiss.downcast_index(index.index)).__name__])
     elif kind in KINDS:
         coder = faiss.downcast_index(index.storage) if isinstance(index, faiss.IndexHNSW) else index
         scalar = getattr(coder, "sq", None)
-        readable = {getattr(faiss.ScalarQuantizer, f"QT_{transform}") for transform in SCALARS}
+        readable = {getattr(faiss.ScalarQuantizer, f"QT_{code}") for code in SCALARS}
         ivf = faiss.try_extract_index_ivf(index)
-        if ivf is not None and not is_exact(faiss, ivf.quantizer, built=built):
+        if ivf is not None and not is_exact(faiss, ivf.quantizer, is_new=is_new):
             kind = f"{kind} with clusters by {type(faiss.downcast_index(ivf.quantizer)).__name__}"
         elif scalar is not None and scalar.qtype not in readable:
             kind = f"{kind} of codes {scalar.qtype}"
@@ -77,7 +78,7 @@ def is_exact(faiss: Any, index: Any, *, built: bool = False) -> bool:
         f"FAISS indexes of kind {kind} are not supported "
         + (
             "as new indexes: pass a different factory, e.g. 'Flat' or 'IVF1024,SQ8'"
-            if built
+            if is_new
             else "as old indexes: upgrade the original vectors, e.g. in an .npy file"
         )
     )
@@ -89,16 +90,16 @@ def _chain(faiss: Any, index: Any) -> list[Any]:
 
 def coding_error(faiss: Any, index: Any, rows: Rows) -> float:
     """Return the median error of the codes of a trained index, relative to the lengths of rows."""
-    changed = np.linalg.norm(_encode_and_decode(faiss, index, np.ascontiguousarray(rows, np.float32)) - rows, axis=1)
-    return float(np.median(changed / np.maximum(np.linalg.norm(rows, axis=1), 1e-30)))
+    errors = np.linalg.norm(_encode_and_decode(faiss, index, np.ascontiguousarray(rows, np.float32)) - rows, axis=1)
+    return float(np.median(errors / np.maximum(np.linalg.norm(rows, axis=1), 1e-30)))
 
 
 def _encode_and_decode(faiss: Any, index: Any, rows: Rows) -> Rows:
     """Encode rows with the codes of an index, and decode them."""
     index = faiss.downcast_index(index)
-    for kind, part in ((faiss.IndexIDMap, "index"), (faiss.IndexHNSW, "storage"), (faiss.IndexRefine, "refine_index")):
+    for kind, name in ((faiss.IndexIDMap, "index"), (faiss.IndexHNSW, "storage"), (faiss.IndexRefine, "refine_index")):
         if isinstance(index, kind):
-            return _encode_and_decode(faiss, getattr(index, part), rows)
+            return _encode_and_decode(faiss, getattr(index, name), rows)
     if isinstance(index, faiss.IndexPreTransform):
         chain = _chain(faiss, index)
         for transform in chain:
@@ -118,7 +119,7 @@ class _Contents:
         self.index = index
         self.inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexIDMap) else index
         self.ivf = faiss.try_extract_index_ivf(self.inner)
-        places = np.arange(index.ntotal)
+        internal_ids = np.arange(index.ntotal)
         if self.ivf is not None:
             lists = self.ivf.invlists
             list_ids = [
@@ -126,31 +127,31 @@ class _Contents:
                 for list_number in range(lists.nlist)
                 if (size := lists.list_size(list_number))
             ]
-            places = np.sort(np.concatenate(list_ids)) if list_ids else places[:0]
+            internal_ids = np.sort(np.concatenate(list_ids)) if list_ids else internal_ids[:0]
             self.ivf.set_direct_map_type(faiss.DirectMap.Hashtable)
-        self._places = places
-        self.ids = places if self.inner is index else faiss.vector_to_array(index.id_map)
+        self._internal_ids = internal_ids
+        self.ids = internal_ids if self.inner is index else faiss.vector_to_array(index.id_map)
         if len(np.unique(self.ids)) < len(self.ids):
             raise ValueError("ids of the index must be unique; FAISS cannot distinguish rows with the same id")
         self._order = np.argsort(self.ids)
 
     @property
-    def counted(self) -> bool:
+    def ids_are_rows(self) -> bool:
         """Whether ids equal the row numbers."""
         return self.inner is self.index and bool((self.ids == np.arange(len(self.ids))).all())
 
     def positions(self, ids: Sequence[Any]) -> npt.NDArray[np.int64]:
         """Return the row numbers of ids."""
         id_array = np.asarray(ids, np.int64)
-        places = np.searchsorted(self.ids, id_array, sorter=self._order).clip(max=len(self.ids) - 1)
-        rows: npt.NDArray[np.int64] = self._order[places]
+        order_indices = np.searchsorted(self.ids, id_array, sorter=self._order).clip(max=len(self.ids) - 1)
+        rows: npt.NDArray[np.int64] = self._order[order_indices]
         if (unknown := self.ids[rows] != id_array).any():
             raise ValueError(f"id {id_array[unknown][0]} does not exist in the index")
         return rows
 
     def rows(self, positions: npt.NDArray[np.int64]) -> Rows:
         """Return the vectors at positions."""
-        vectors: Rows = self.inner.reconstruct_batch(np.ascontiguousarray(self._places[positions], np.int64))
+        vectors: Rows = self.inner.reconstruct_batch(np.ascontiguousarray(self._internal_ids[positions], np.int64))
         return vectors
 
     def error(self, faiss: Any) -> float:
@@ -163,22 +164,22 @@ class _Contents:
         if is_exact(faiss, self.inner):
             return 0.0
         generator = np.random.default_rng(0)
-        rows = self.rows(np.sort(generator.permutation(len(self.ids))[:MEASURED]))
+        rows = self.rows(np.sort(generator.permutation(len(self.ids))[:ERROR_ROWS]))
         mean, count = rows.mean(0), len(rows)
-        probes = mean + generator.normal(size=(MEASURED, count)) @ (rows - mean) / np.sqrt(count)
-        square = coding_error(faiss, self.inner, probes.astype(np.float32)) ** 2
+        probes = mean + generator.normal(size=(ERROR_ROWS, count)) @ (rows - mean) / np.sqrt(count)
+        squared_error = coding_error(faiss, self.inner, probes.astype(np.float32)) ** 2
         if isinstance(self.inner, faiss.IndexPreTransform):
             for transform in _chain(faiss, self.inner):
                 if isinstance(transform, faiss.PCAMatrix):
-                    values = np.maximum(faiss.vector_to_array(transform.eigenvalues), 0)
-                    variance_kept = max(float(values[: transform.d_out].sum()), 1e-30)
+                    eigenvalues = np.maximum(faiss.vector_to_array(transform.eigenvalues), 0)
+                    variance_kept = max(float(eigenvalues[: transform.d_out].sum()), 1e-30)
                     share_lost = (
-                        float(values[transform.d_out :].sum())
+                        float(eigenvalues[transform.d_out :].sum())
                         / variance_kept
                         * float(np.square(rows - mean).sum(1).mean())
                     )
-                    square += share_lost / (share_lost + float(np.square(rows).sum(1).mean()))
-        return float(np.sqrt(square))
+                    squared_error += share_lost / (share_lost + float(np.square(rows).sum(1).mean()))
+        return float(np.sqrt(squared_error))
 
 
 class FaissStore(VectorStore):
@@ -209,7 +210,7 @@ class FaissStore(VectorStore):
     """
 
     def __init__(self, source: str | Path, target: str | Path, *, factory: str | None = None) -> None:
-        self._faiss = needed("faiss", "faiss")
+        self._faiss = import_package("faiss", "faiss")
         self.source, self.target = Path(source).expanduser(), Path(target).expanduser()
         self._factory = factory
         self._unfinished = UnfinishedRows(self.target)
@@ -241,7 +242,7 @@ class FaissStore(VectorStore):
             index = self._faiss.read_index(str(file))
             if not index.ntotal:
                 raise ValueError(f"the FAISS index {file} is empty")
-        is_exact(self._faiss, index)
+        is_exact(self._faiss, index)  # raises for unsupported kinds
         with decoding(file):
             return _Contents(self._faiss, index)
 
@@ -255,10 +256,9 @@ class FaissStore(VectorStore):
                 f"{index.metric_type}"
             )
         error = self._old.error(self._faiss)
-        sample = self._old.rows(next(drawn(index.ntotal, SAMPLED, 0)))
-        unit = not inner and (
-            is_unit(sample, error) if error else are_normalized(sample)
-        )  # then both metrics rank alike
+        sample = self._old.rows(next(sample_batches(index.ntotal, SAMPLED, 0)))
+        # Among vectors of length 1, the cosine and the Euclidean distance rank alike.
+        unit = not inner and (was_normalized(sample, error) if error else are_normalized(sample))
         metrics: tuple[Metric, ...] = ("cosine", "dot") if inner else ("cosine", "l2") if unit else ("l2",)
         return Description(f"FAISS index {self.source}", index.ntotal, index.d, metrics, error)
 
@@ -276,7 +276,7 @@ class FaissStore(VectorStore):
 
             try:
                 factory = reverse_index_factory(old.inner).replace(",Refine(Flat)", ",RFlat")
-                factory = re.sub(r"SQ\w+", lambda match: SAME.get(match[0], match[0]), factory)
+                factory = re.sub(r"SQ\w+", lambda match: FLOAT_CODES.get(match[0], match[0]), factory)
             except (NotImplementedError, KeyError, AssertionError) as error:
                 raise ValueError(
                     f"the factory string of the FAISS index {self.source} ({type(old.inner).__name__}) is unknown; "
@@ -293,11 +293,11 @@ class FaissStore(VectorStore):
                 f"factory {factory!r} must have the metric of {self.source}, {old.index.metric_type}, got "
                 f"{index.metric_type}; pass a different factory"
             )
-        is_exact(faiss, index, built=True)
-        least = _min_training_rows(faiss, index)
-        if len(old.ids) < least:
+        is_exact(faiss, index, is_new=True)  # raises for unsupported kinds
+        min_rows = _min_training_rows(faiss, index)
+        if len(old.ids) < min_rows:
             raise ValueError(
-                f"a FAISS index {factory!r} requires at least {least} rows for training, got {len(old.ids)} from "
+                f"a FAISS index {factory!r} requires at least {min_rows} rows for training, got {len(old.ids)} from "
                 f"{self.source}; pass a different factory, e.g. 'Flat'"
             )
         ivf = faiss.try_extract_index_ivf(index)
@@ -308,7 +308,7 @@ class FaissStore(VectorStore):
             index.hnsw.efConstruction = old.inner.hnsw.efConstruction
         if isinstance(old.index, faiss.IndexIDMap):
             return type(old.index)(index)
-        return index if old.counted or ivf is not None else faiss.IndexIDMap2(index)
+        return index if old.ids_are_rows or ivf is not None else faiss.IndexIDMap2(index)
 
     def pending(self, batch_size: int) -> Iterator[tuple[Sequence[Any], Rows]]:
         """Yield rows without a new vector, in the order of the index."""
@@ -327,7 +327,7 @@ class FaissStore(VectorStore):
     def sample(self, count: int, seed: int) -> Iterator[tuple[Sequence[Any], Rows, Rows]]:
         """Read a sample of rows before quantization; :meth:`switch` checks that the file has not changed."""
         new = self._unfinished.rows()
-        for positions in drawn(len(self._old.ids), count, seed):
+        for positions in sample_batches(len(self._old.ids), count, seed):
             yield self._old.ids[positions].tolist(), self._old.rows(positions), np.array(new[positions], np.float32)
 
     def switch(self) -> str:
@@ -336,11 +336,11 @@ class FaissStore(VectorStore):
         rows = self._unfinished.rows()
         index = self._empty_index(rows.shape[1])
         if not index.is_trained:
-            spread = np.unique(np.linspace(0, len(rows) - 1, min(TRAINING, len(rows))).astype(int))
-            index.train(np.array(rows[spread], np.float32))
+            training_rows = np.unique(np.linspace(0, len(rows) - 1, min(MAX_TRAINING_ROWS, len(rows))).astype(int))
+            index.train(np.array(rows[training_rows], np.float32))
         start = 0
         for batch in batches(rows):
-            if self._old.counted:
+            if self._old.ids_are_rows:
                 index.add(batch)
             else:
                 index.add_with_ids(batch, self._old.ids[start : start + len(batch)])
@@ -348,7 +348,7 @@ class FaissStore(VectorStore):
         self._save(index)
         sentence = f"Search {self.target} with the new model; {self.source} is unchanged."
         if not is_exact(self._faiss, index):
-            sample = np.array(rows[next(drawn(len(rows), MEASURED, 0))], np.float32)
+            sample = np.array(rows[next(sample_batches(len(rows), ERROR_ROWS, 0))], np.float32)
             error = coding_error(self._faiss, index, sample)
             sentence += f" Its codes change vectors by {error:.3f} of their lengths (median)."
         self._unfinished.close(remove=True)
@@ -406,7 +406,7 @@ def _check_documents(faiss: Any, index: Any, embedding_map: EmbeddingMap) -> Non
     if isinstance(inner, faiss.IndexIVFFlat):
         sample = _sample_lists(faiss, inner)
     else:
-        sample = inner.reconstruct_batch(next(drawn(inner.ntotal, SAMPLED, 0)))
+        sample = inner.reconstruct_batch(next(sample_batches(inner.ntotal, SAMPLED, 0)))
     if embedding_map.metric != "cosine":
         embedding_map.check_lengths(sample, "the documents of the index", "old")
     elif not are_normalized(sample):
@@ -429,11 +429,11 @@ def _sample_lists(faiss: Any, index: Any) -> Rows:
 def _min_training_rows(faiss: Any, index: Any) -> int:
     """Return the minimum number of rows to train an index."""
     index = faiss.downcast_index(index)
-    parts = [getattr(index, name, None) for name in ("index", "base_index", "refine_index", "quantizer", "storage")]
-    inner = [_min_training_rows(faiss, part) for part in parts if isinstance(part, faiss.Index)]
+    inner = [getattr(index, name, None) for name in ("index", "base_index", "refine_index", "quantizer", "storage")]
+    min_rows = [_min_training_rows(faiss, part) for part in inner if isinstance(part, faiss.Index)]
     if isinstance(index, faiss.IndexPreTransform):
-        inner += [part.d_out for part in _chain(faiss, index) if isinstance(part, faiss.PCAMatrix)]
-    return max(getattr(index, "nlist", 1), getattr(getattr(index, "pq", None), "ksub", 1), *inner, 1)
+        min_rows += [transform.d_out for transform in _chain(faiss, index) if isinstance(transform, faiss.PCAMatrix)]
+    return max(getattr(index, "nlist", 1), getattr(getattr(index, "pq", None), "ksub", 1), *min_rows, 1)
 
 
 def search_mapped(index: Any, embedding_map: EmbeddingMap) -> Any:
@@ -468,7 +468,7 @@ def search_mapped(index: Any, embedding_map: EmbeddingMap) -> Any:
         >>> chain.search(np.array([[3.0, 1.0, 9.0]], dtype=np.float32), 2)[1].tolist()
         [[1, 0]]
     """
-    faiss = needed("faiss", "faiss")
+    faiss = import_package("faiss", "faiss")
     if embedding_map.direction == "index" or embedding_map.keeps_old:
         raise ValueError(
             f"search_mapped requires a map of new queries, got {embedding_map!r}; "
@@ -479,10 +479,10 @@ def search_mapped(index: Any, embedding_map: EmbeddingMap) -> Any:
             f"{embedding_map!r} must return vectors of width {index.d} as in the index, got "
             f"{embedding_map.out_features}"
         )
-    inner = index.metric_type == faiss.METRIC_INNER_PRODUCT
-    if inner == (embedding_map.metric == "l2"):
-        has = "inner products" if inner else "Euclidean distances"
-        raise ValueError(f"{embedding_map!r} has metric {embedding_map.metric}, but the index ranks by {has}")
+    by_inner_product = index.metric_type == faiss.METRIC_INNER_PRODUCT
+    if by_inner_product == (embedding_map.metric == "l2"):
+        ranking = "inner products" if by_inner_product else "Euclidean distances"
+        raise ValueError(f"{embedding_map!r} has metric {embedding_map.metric}, but the index ranks by {ranking}")
     _check_documents(faiss, index, embedding_map)
     layers = dense_layers(embedding_map)
     if any(layer.activation.__name__ != "Identity" for layer in layers):

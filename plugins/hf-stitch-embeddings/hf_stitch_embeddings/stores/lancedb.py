@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hf_stitch_embeddings.stores.arrays import drawn
-from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, needed, warn_of_unfinished
+from hf_stitch_embeddings.stores.arrays import sample_batches
+from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, import_package, warn_of_unfinished
 from hf_stitch_embeddings.vectors import Metric, Quantization
 
 METRICS: dict[str, tuple[Metric, ...]] = {"cosine": ("cosine",), "dot": ("cosine", "dot"), "l2": ("cosine", "l2")}
@@ -61,7 +61,7 @@ class LanceStore(VectorStore):
         ranges: Any = None,
     ) -> None:
         self.quantization, self.ranges = quantization, ranges
-        lancedb = needed("lancedb", "lancedb")
+        lancedb = import_package("lancedb", "lancedb")
         self.uri, self.column, self.id_column = str(uri), column, id_column
         try:
             self._table: Any = lancedb.connect(self.uri).open_table(table)
@@ -71,7 +71,7 @@ class LanceStore(VectorStore):
                 f"LanceDB table {table!r} does not exist in {uri}; tables: {', '.join(tables) or 'none'}"
             ) from error
         self.name = f"LanceDB table {table}"
-        self._key = self._fresh = self._notes = ""
+        self._key = self._new_column = self._notes = ""
         self._version: int | None = None
         """Version after the last write of this object; None if this object did not create the column of new vectors."""
 
@@ -86,15 +86,15 @@ class LanceStore(VectorStore):
         for column in (self.column, self.id_column):
             if column not in schema.names:
                 raise ValueError(f"{self.name} must have a column {column!r}, got: {', '.join(schema.names)}")
-        if before := [name for name in schema.names if name.startswith(f"{self.column}_before_")]:
+        if old := [name for name in schema.names if name.startswith(f"{self.column}_before_")]:
             raise ValueError(
-                f"{self.name} is already upgraded: {self.column!r} holds the new vectors, {before[0]!r} the old ones. "
-                f"Restore the table to map the old vectors again, or drop {before[0]!r} to map the new ones"
+                f"{self.name} is already upgraded: {self.column!r} holds the new vectors, {old[0]!r} the old ones. "
+                f"Restore the table to map the old vectors again, or drop {old[0]!r} to map the new ones"
             )
-        kind = schema.field(self.column).type
-        width = getattr(kind, "list_size", -1)
+        dtype = schema.field(self.column).type
+        width = getattr(dtype, "list_size", -1)
         if width < 1:
-            raise ValueError(f"column {self.column!r} of {self.name} must hold vectors of equal width, got {kind}")
+            raise ValueError(f"column {self.column!r} of {self.name} must hold vectors of equal width, got {dtype}")
         if empty := self._count_empty(self.column):
             raise ValueError(f"{empty} rows of {self.name} lack a vector in {self.column!r}; fill or delete them first")
         rows = self._table.count_rows()
@@ -122,18 +122,18 @@ class LanceStore(VectorStore):
                 f"vector_column_name={self.column!r} with queries, which LanceDB then requires",
                 stacklevel=3,
             )
-        self._key, self._fresh = key, f"{self.column}_{key}"
-        item = self._table.schema.field(self.column).type.value_type
-        if not pyarrow.types.is_floating(item):
-            item = pyarrow.float32()
-        kind = pyarrow.list_(item, width)
-        if self._fresh in names and self._table.schema.field(self._fresh).type != kind:
+        self._key, self._new_column = key, f"{self.column}_{key}"
+        value_type = self._table.schema.field(self.column).type.value_type
+        if not pyarrow.types.is_floating(value_type):
+            value_type = pyarrow.float32()
+        column_type = pyarrow.list_(value_type, width)
+        if self._new_column in names and self._table.schema.field(self._new_column).type != column_type:
             raise ValueError(
-                f"column {self._fresh!r} of {self.name} must hold vectors of width {width}, got "
-                f"{self._table.schema.field(self._fresh).type}; drop it and rerun"
+                f"column {self._new_column!r} of {self.name} must hold vectors of width {width}, got "
+                f"{self._table.schema.field(self._new_column).type}; drop it and rerun"
             )
-        if self._fresh not in names:
-            self._table.add_columns(pyarrow.schema([pyarrow.field(self._fresh, kind)]))
+        if self._new_column not in names:
+            self._table.add_columns(pyarrow.schema([pyarrow.field(self._new_column, column_type)]))
             self._version = self._table.version
 
     def _check_ids(self) -> None:
@@ -147,25 +147,25 @@ class LanceStore(VectorStore):
 
     def pending(self, batch_size: int) -> Iterator[tuple[Sequence[Any], Rows]]:
         """Yield rows with NULL as new vector, from a snapshot of the table."""
-        query = self._table.search().where(f"`{self._fresh}` IS NULL").select([self.id_column, self.column])
+        query = self._table.search().where(f"`{self._new_column}` IS NULL").select([self.id_column, self.column])
         for batch in query.to_batches(batch_size):
             if len(batch):
                 yield batch[self.id_column].to_pylist(), self._matrix(batch[self.column])
 
     def write(self, ids: Sequence[Any], vectors: Rows) -> None:
         """Merge new vectors by id, in one commit."""
-        self._merge(self._fresh, ids, vectors)
+        self._merge(self._new_column, ids, vectors)
 
     def _merge(self, column: str, ids: Sequence[Any], vectors: Rows) -> None:
         import pyarrow
 
         if self._version is not None and self._table.version != self._version:
             self._version = None  # another process writes, too
-        item = self._table.schema.field(column).type.value_type
-        flat = pyarrow.array(np.ascontiguousarray(vectors, np.float32).ravel()).cast(item)
+        value_type = self._table.schema.field(column).type.value_type
+        flat = pyarrow.array(np.ascontiguousarray(vectors, np.float32).ravel()).cast(value_type)
         lists = pyarrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
-        kind = self._table.schema.field(self.id_column).type
-        rows = pyarrow.table({self.id_column: pyarrow.array(ids, kind), column: lists})
+        id_type = self._table.schema.field(self.id_column).type
+        rows = pyarrow.table({self.id_column: pyarrow.array(ids, id_type), column: lists})
         self._table.merge_insert(self.id_column).when_matched_update_all().execute(rows)
         if self._version is not None:
             self._version += 1
@@ -173,17 +173,18 @@ class LanceStore(VectorStore):
     def missing(self) -> int:
         """Return the number of rows with NULL as new vector."""
         self._table.checkout_latest()
-        return self._count_empty(self._fresh)
+        return self._count_empty(self._new_column)
 
     def sample(self, count: int, seed: int) -> Iterator[tuple[Sequence[Any], Rows, Rows]]:
         """Read a sample of rows; all rows if other writers may have changed them during the upgrade."""
         total = self._table.count_rows()
         if self._version is None or self._table.version != self._version:
             count = total
-        for offsets in drawn(total, count, seed):
-            query = self._table.take_offsets(offsets.tolist()).select([self.id_column, self.column, self._fresh])
+        for offsets in sample_batches(total, count, seed):
+            query = self._table.take_offsets(offsets.tolist()).select([self.id_column, self.column, self._new_column])
             sample = query.to_arrow()
-            yield sample[self.id_column].to_pylist(), self._matrix(sample[self.column]), _matrix(sample[self._fresh])
+            old, new = self._matrix(sample[self.column]), _matrix(sample[self._new_column])
+            yield sample[self.id_column].to_pylist(), old, new
 
     def _matrix(self, column: Any) -> Rows:
         """Convert a column of old vectors."""
@@ -195,21 +196,21 @@ class LanceStore(VectorStore):
         if (index := self._index()) is not None:
             self._build_index(index)
         self._table.checkout_latest()
-        if self._count_empty(self._fresh):
+        if self._count_empty(self._new_column):
             raise ValueError(f"rows were added to {self.name} just before the switch; rerun to continue")
         version = self._table.version
-        self._rename(self.column, old, self._fresh)
+        self._rename(self.column, old, self._new_column)
         if self._count_empty(self.column):
-            self._rename(self.column, self._fresh, old)
+            self._rename(self.column, self._new_column, old)
             raise ValueError(f"rows were added to {self.name} during the switch, which was undone; rerun")
         return (
             f"Column {self.column!r} now holds the new vectors: search it with the new model. The old vectors are in "
             f"{old!r}: table.drop_columns([{old!r}]) removes them, table.restore({version}) reverts.{self._notes}"
         )
 
-    def _rename(self, column: str, aside: str, instead: str) -> None:
+    def _rename(self, column: str, old_name: str, new_column: str) -> None:
         """Rename a column, and give its name to a second column, in one commit."""
-        self._table.alter_columns({"path": column, "rename": aside}, {"path": instead, "rename": column})
+        self._table.alter_columns({"path": column, "rename": old_name}, {"path": new_column, "rename": column})
 
     def _count_empty(self, column: str) -> int:
         count: int = self._table.count_rows(f"`{column}` IS NULL")
@@ -219,34 +220,34 @@ class LanceStore(VectorStore):
         import lancedb.index
 
         stats = self._table.index_stats(index.name)
-        kinds: dict[str, Any] = {
+        classes: dict[str, Any] = {
             name.lower(): kind for name, kind in vars(lancedb.index).items() if isinstance(kind, type)
         }
-        kind = kinds.get(str(index.index_type).lower().replace("_", ""))
-        if kind is None or stats.distance_type is None:
+        index_class = classes.get(str(index.index_type).lower().replace("_", ""))
+        if index_class is None or stats.distance_type is None:
             raise ValueError(
                 f"the kind {index.index_type} of index {index.name} of {self.name} is not supported; drop the index"
             )
         if stats.distance_type not in METRICS:
             self._notes = f" The index of {stats.distance_type} distances was not rebuilt: it does not support floats."
             return
-        settings, width = self._settings(index), self._table.schema.field(self._fresh).type.list_size
-        supported = {key: value for key, value in settings.items() if key in kind.__dataclass_fields__}
-        lost = ["num_partitions"]  # LanceDB does not report it
+        settings, width = self._settings(index), self._table.schema.field(self._new_column).type.list_size
+        supported = {key: value for key, value in settings.items() if key in index_class.__dataclass_fields__}
+        lost_settings = ["num_partitions"]  # LanceDB does not report it
         if width % supported.get("num_sub_vectors", 1):
-            lost.append(f"num_sub_vectors={supported.pop('num_sub_vectors')}")
+            lost_settings.append(f"num_sub_vectors={supported.pop('num_sub_vectors')}")
         self._notes = (
-            f" Its {index.index_type} index has the settings of the old one, except {' and '.join(lost)} with "
+            f" Its {index.index_type} index has the settings of the old one, except {' and '.join(lost_settings)} with "
             "LanceDB's defaults: use table.create_index if you had set them."
         )
-        config = kind(distance_type=stats.distance_type, **supported)
-        self._table.create_index(self._fresh, config=config, name=f"{self._fresh}_idx")
+        config = index_class(distance_type=stats.distance_type, **supported)
+        self._table.create_index(self._new_column, config=config, name=f"{self._new_column}_idx")
 
     def _settings(self, index: Any) -> dict[str, int]:
         """Return the settings of an index reported by LanceDB, as options of a new index."""
         details = getattr(index, "index_details", None) or {}
-        coded, graph = details.get("compression") or {}, details.get("hnsw") or {}
-        settings = {key: coded.get(key) for key in ("num_bits", "num_sub_vectors")}
+        compression, graph = details.get("compression") or {}, details.get("hnsw") or {}
+        settings = {key: compression.get(key) for key in ("num_bits", "num_sub_vectors")}
         settings |= {"m": graph.get("max_connections"), "ef_construction": graph.get("construction_ef")}
         return {key: value for key, value in settings.items() if value is not None}
 
@@ -262,13 +263,13 @@ class LanceStore(VectorStore):
 
     def vectors(self, ids: Sequence[Any]) -> Rows:
         """Read new vectors."""
-        rows = self._table.search().where(self._among(ids)).select([self.id_column, self.column]).to_arrow()
-        places = {id_: place for place, id_ in enumerate(rows[self.id_column].to_pylist())}
-        if missing := [id_ for id_ in ids if id_ not in places]:
+        rows = self._table.search().where(self._where_ids(ids)).select([self.id_column, self.column]).to_arrow()
+        row_by_id = {id_: row for row, id_ in enumerate(rows[self.id_column].to_pylist())}
+        if missing := [id_ for id_ in ids if id_ not in row_by_id]:
             raise ValueError(f"id {missing[0]!r} does not exist in {self.name}")
-        return _matrix(rows[self.column])[[places[id_] for id_ in ids]]
+        return _matrix(rows[self.column])[[row_by_id[id_] for id_ in ids]]
 
-    def _among(self, ids: Sequence[Any]) -> str:
+    def _where_ids(self, ids: Sequence[Any]) -> str:
         quoted = ("'" + id_.replace("'", "''") + "'" if isinstance(id_, str) else str(id_) for id_ in ids)
         return f"`{self.id_column}` IN ({', '.join(quoted)})"
 
@@ -281,10 +282,10 @@ class LanceStore(VectorStore):
 
 def _matrix(column: Any, dtype: Any = np.float32) -> Rows:
     """Convert a column of vectors to a matrix."""
-    whole = column.combine_chunks() if hasattr(column, "combine_chunks") else column
-    if hasattr(whole, "chunks"):  # a chunked array of at most one chunk
-        whole = whole.chunk(0)
-    if whole.null_count:
-        raise ValueError(f"{whole.null_count} vectors are missing; stop other writers and rerun")
-    flat = np.asarray(whole.flatten(), dtype=dtype)
-    return flat.reshape(len(whole), -1)
+    array = column.combine_chunks() if hasattr(column, "combine_chunks") else column
+    if hasattr(array, "chunks"):  # a chunked array of at most one chunk
+        array = array.chunk(0)
+    if array.null_count:
+        raise ValueError(f"{array.null_count} vectors are missing; stop other writers and rerun")
+    flat = np.asarray(array.flatten(), dtype=dtype)
+    return flat.reshape(len(array), -1)

@@ -56,27 +56,27 @@ def open_store(place: str | Path, **options: Any) -> VectorStore:
     if colon and len(name) > 1 and not Path(place).exists():  # a single letter is a Windows drive
         registry.check(name)
     else:
-        name, rest = _recognised_store(Path(place).expanduser()), str(place)
-    first, *parameters = inspect.signature(registry.get(name)).parameters.values()
+        name, rest = _recognise_store(Path(place).expanduser()), str(place)
+    location, *parameters = inspect.signature(registry.get(name)).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         check_names(f"{name!r} among {registry.kind}", options, [parameter.name for parameter in parameters])
-    return registry.build(name, **{first.name: rest}, **options)
+    return registry.build(name, **{location.name: rest}, **options)
 
 
-def _recognised_store(path: Path) -> str:
+def _recognise_store(path: Path) -> str:
     """Return the name of the only store that recognises a file or folder."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; pass a file, a folder, or NAME:PLACE")
-    matches, broken = [], []
+    matches, plugin_errors = [], []
     for name in registry:
         try:
             if registry.get(name).holds(path):
                 matches.append(name)
         except PluginError as error:
-            broken.append(f" {error}")
+            plugin_errors.append(f" {error}")
     if len(matches) != 1:
         problem = (
             f"several stores recognise {path}: {' and '.join(matches)}" if matches else f"no store recognises {path}"
         )
-        raise ValueError(f"{problem}; pass NAME:{path} with one of: {', '.join(registry)}." + "".join(broken))
+        raise ValueError(f"{problem}; pass NAME:{path} with one of: {', '.join(registry)}." + "".join(plugin_errors))
     return matches[0]

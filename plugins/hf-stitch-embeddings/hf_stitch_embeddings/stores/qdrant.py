@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, needed, warn_of_unfinished
+from hf_stitch_embeddings.stores.base import Description, Rows, VectorStore, import_package, warn_of_unfinished
 from hf_stitch_embeddings.vectors import Metric, Quantization
 
 METRICS: dict[str, tuple[Metric, ...]] = {"Cosine": ("cosine",), "Dot": ("cosine", "dot"), "Euclid": ("cosine", "l2")}
@@ -62,24 +62,24 @@ class QdrantStore(VectorStore):
         ranges: Any = None,
     ) -> None:
         self.quantization, self.ranges = quantization, ranges
-        qdrant_client = needed("qdrant_client", "qdrant")
+        qdrant_client = import_package("qdrant_client", "qdrant")
         self._models = qdrant_client.models
-        self._given = self._shared = not isinstance(location, str | Path)
+        self._is_client_given = self._shared = not isinstance(location, str | Path)
         self._client = location
-        if not self._given:
+        if not self._is_client_given:
             remote = str(location).startswith(("http://", "https://"))
             if not remote and not Path(location).expanduser().is_dir():
                 raise FileNotFoundError(f"location must be a Qdrant folder or a URL, got {location}")
             self._shared = remote
             try:
-                where = {"url": str(location)} if remote else {"path": str(Path(location).expanduser())}
-                self._client = qdrant_client.QdrantClient(**where)
+                client_options = {"url": str(location)} if remote else {"path": str(Path(location).expanduser())}
+                self._client = qdrant_client.QdrantClient(**client_options)
             except RuntimeError as error:
                 raise OSError(f"{location} cannot be opened: {error}") from error
-        self.collection, self._asked = collection, vector_name
+        self.collection, self._vector_name = collection, vector_name
         self.name = f"Qdrant collection {collection}"
         self._old, self._integers = "", False
-        self._started: str | None = None
+        self._new_name: str | None = None
 
     @classmethod
     def holds(cls, path: Path) -> bool:
@@ -89,17 +89,17 @@ class QdrantStore(VectorStore):
     def describe(self) -> Description:
         """Describe the old vectors."""
         if not self._client.collection_exists(self.collection):
-            collections = [name.name for name in self._client.get_collections().collections]
+            collections = [entry.name for entry in self._client.get_collections().collections]
             raise FileNotFoundError(f"{self.name} does not exist; collections: {', '.join(collections) or 'none'}")
-        named = self._vector_params()
-        listing = ", ".join(repr(name) for name in named)
-        candidates = [name for name in named if not (UPGRADED.fullmatch(name) and self._asked is None)]
-        if self._asked is None and len(candidates) != 1:
+        params_by_name = self._vector_params()
+        listing = ", ".join(repr(name) for name in params_by_name)
+        candidates = [name for name in params_by_name if not (UPGRADED.fullmatch(name) and self._vector_name is None)]
+        if self._vector_name is None and len(candidates) != 1:
             raise ValueError(f"{self.name} has several vectors: pass one of {listing} as vector_name")
-        self._old = candidates[0] if self._asked is None else self._asked
-        if self._old not in named:
+        self._old = candidates[0] if self._vector_name is None else self._vector_name
+        if self._old not in params_by_name:
             raise ValueError(f"vector_name must be one of {listing} in {self.name}, got {self._old!r}")
-        params = named[self._old]
+        params = params_by_name[self._old]
         distance = str(params.distance.value)
         if distance not in METRICS or params.multivector_config is not None:
             kind = "several vectors per point" if params.multivector_config is not None else distance
@@ -107,10 +107,10 @@ class QdrantStore(VectorStore):
                 f"{self.name} must have a single vector per point and distance {', '.join(METRICS)}, got {kind}"
             )
         rows = self._client.count(self.collection, exact=True).count
-        without = self._count_without(self._old)
-        if not rows or without:
+        missing_count = self._count_without(self._old)
+        if not rows or missing_count:
             raise ValueError(
-                f"all points of {self.name} must have a vector {self._old!r}, but {without} of {rows} lack one"
+                f"all points of {self.name} must have a vector {self._old!r}, but {missing_count} of {rows} lack one"
             )
         self._integers = params.datatype == self._models.Datatype.UINT8
         first = self._client.scroll(self.collection, limit=1, with_payload=False, with_vectors=[self._old])[0]
@@ -119,21 +119,21 @@ class QdrantStore(VectorStore):
     @property
     def _new(self) -> str:
         """Name of the new vectors: from the started upgrade, or the only candidate in the collection."""
-        if self._started is None:
+        if self._new_name is None:
             self.describe()
-            place = re.compile(re.escape(self._old or "vector") + "_[0-9a-f]{12}")
-            matches = [name for name in self._vector_params() if place.fullmatch(name)]
+            pattern = re.compile(re.escape(self._old or "vector") + "_[0-9a-f]{12}")
+            matches = [name for name in self._vector_params() if pattern.fullmatch(name)]
             if len(matches) != 1:
                 raise ValueError(
                     f"{self.name} must have new vectors under one name, got {matches or 'none'}: "
                     + ("delete unused ones" if matches else "upgrade it first")
                 )
-            self._started = matches[0]
-        return self._started
+            self._new_name = matches[0]
+        return self._new_name
 
     def _vector_params(self) -> dict[str, Any]:
-        configured = self._client.get_collection(self.collection).config.params.vectors
-        return configured if isinstance(configured, dict) else {"": configured}
+        vector_config = self._client.get_collection(self.collection).config.params.vectors
+        return vector_config if isinstance(vector_config, dict) else {"": vector_config}
 
     def _without_vector(self, name: str) -> Any:
         return self._models.Filter(must_not=[self._models.HasVectorCondition(has_vector=name)])
@@ -144,19 +144,19 @@ class QdrantStore(VectorStore):
 
     def start(self, key: str, width: int) -> None:
         """Add a vector name, or reuse it."""
-        named = self._vector_params()
-        warn_of_unfinished(self.name, f"{self._old or 'vector'}_", key, named)
-        self._started = f"{self._old or 'vector'}_{key}"
-        if self._new not in named:
-            old = named[self._old]
-            kind = old.datatype if str(getattr(old.datatype, "value", "")) in FLOATS else None
-            dense = self._models.DenseVectorConfig(size=width, distance=old.distance, datatype=kind)
+        params_by_name = self._vector_params()
+        warn_of_unfinished(self.name, f"{self._old or 'vector'}_", key, params_by_name)
+        self._new_name = f"{self._old or 'vector'}_{key}"
+        if self._new not in params_by_name:
+            old = params_by_name[self._old]
+            datatype = old.datatype if str(getattr(old.datatype, "value", "")) in FLOATS else None
+            dense = self._models.DenseVectorConfig(size=width, distance=old.distance, datatype=datatype)
             config = self._models.DenseVectorNameConfig(dense=dense)
             self._client.create_vector_name(self.collection, self._new, config)
         if set(self._lost_settings()) - {"datatype"}:
-            declared = {field: getattr(named[self._old], field, None) for field in self._changeable}
-            change = self._models.VectorParamsDiff(**declared)
-            self._client.update_collection(self.collection, vectors_config={self._new: change})
+            settings = {field: getattr(params_by_name[self._old], field, None) for field in self._changeable}
+            settings_diff = self._models.VectorParamsDiff(**settings)
+            self._client.update_collection(self.collection, vectors_config={self._new: settings_diff})
 
     @property
     def _changeable(self) -> list[str]:
@@ -165,14 +165,14 @@ class QdrantStore(VectorStore):
 
     def _lost_settings(self) -> dict[str, Any]:
         """Return the settings of the old vectors that the new vectors lack."""
-        named = self._vector_params()
-        old, new = ({field: getattr(named[name], field, None) for field in ("datatype", *self._changeable)}
+        params_by_name = self._vector_params()
+        old, new = ({field: getattr(params_by_name[name], field, None) for field in ("datatype", *self._changeable)}
                     for name in (self._old, self._new))  # fmt: skip
-        default = {"datatype": self._models.Datatype.FLOAT32, "on_disk": False}
+        defaults = {"datatype": self._models.Datatype.FLOAT32, "on_disk": False}
         return {
             field: value
             for field, value in old.items()
-            if value is not None and value != new[field] and not (new[field] is None and value == default.get(field))
+            if value is not None and value != new[field] and not (new[field] is None and value == defaults.get(field))
         }
 
     def pending(self, batch_size: int) -> Iterator[tuple[Sequence[Any], Rows]]:
@@ -217,15 +217,15 @@ class QdrantStore(VectorStore):
     def sample(self, count: int, seed: int) -> Iterator[tuple[Sequence[Any], Rows, Rows]]:
         """Read a random sample from Qdrant; all points if other writers may have changed them during the upgrade."""
         if self._shared:
-            yield from self._all()
+            yield from self._read_all()
         elif count:
-            random = self._models.SampleQuery(sample=self._models.Sample.RANDOM)
+            query = self._models.SampleQuery(sample=self._models.Sample.RANDOM)
             points = self._client.query_points(
-                self.collection, query=random, limit=count, with_payload=False, with_vectors=[self._old, self._new]
+                self.collection, query=query, limit=count, with_payload=False, with_vectors=[self._old, self._new]
             ).points
             yield self._old_and_new(points)
 
-    def _all(self) -> Iterator[tuple[Sequence[Any], Rows, Rows]]:
+    def _read_all(self) -> Iterator[tuple[Sequence[Any], Rows, Rows]]:
         offset = None
         while True:
             points, offset = self._client.scroll(
@@ -263,21 +263,21 @@ class QdrantStore(VectorStore):
     def vectors(self, ids: Sequence[Any]) -> Rows:
         """Read new vectors."""
         points = self._client.retrieve(self.collection, list(ids), with_payload=False, with_vectors=[self._new])
-        by_id = {id_.id: id_ for id_ in points}
+        by_id = {point.id: point for point in points}
         if missing := [id_ for id_ in ids if id_ not in by_id]:
             raise ValueError(f"id {missing[0]!r} does not exist in {self.name}")
         return self._rows([by_id[id_] for id_ in ids], self._new)
 
     def replace(self, ids: Sequence[Any], vectors: Rows) -> None:
         """Overwrite new vectors of points; unknown ids are ignored."""
-        existing = {id_.id for id_ in self._client.retrieve(self.collection, list(ids), with_payload=False)}
+        existing = {point.id for point in self._client.retrieve(self.collection, list(ids), with_payload=False)}
         existing_rows = [row for row, id_ in enumerate(ids) if id_ in existing]
         if existing_rows:
             self.write([ids[row] for row in existing_rows], np.asarray(vectors)[existing_rows])
 
     def close(self) -> None:
         """Close the client if this object opened it."""
-        if not self._given:
+        if not self._is_client_given:
             self._client.close()
 
 

@@ -23,6 +23,7 @@ RELIABILITY = "probing, other half"
 """Difference in probing accuracy on the selection half of the test samples; its τ is the reliability of the bench."""
 
 CONFIDENCE = 0.95
+"""Confidence level of all intervals."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +78,11 @@ class BenchGroup:
         """
         reference = self.references[number]
         networks = np.array(self.networks)
-        chosen = networks != without if without is not None else np.ones(len(networks), bool)
+        mask = networks != without if without is not None else np.ones(len(networks), bool)
         if not own_network:
-            chosen &= networks != self.networks[reference]
-        chosen[reference] = False
-        return chosen
+            mask &= networks != self.networks[reference]
+        mask[reference] = False
+        return mask
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,8 @@ def jackknife(statistic: Callable[[str | None], Array], networks: Sequence[str])
     count = len(networks)
     errors = np.sqrt((count - 1) / count * np.square(replicates - replicates.mean(0)).sum(0))
     half_widths = t.ppf((1 + CONFIDENCE) / 2, count - 1) * errors
-    return [Score(float(v), float(v - half), float(v + half)) for v, half in zip(values, half_widths, strict=True)]
+    lows, highs = values - half_widths, values + half_widths
+    return [Score(float(v), float(low), float(high)) for v, low, high in zip(values, lows, highs, strict=True)]
 
 
 def fisher(score: Score) -> Score:
@@ -194,8 +196,8 @@ def fisher(score: Score) -> Score:
     """
     if abs(score.value) >= 1:
         return Score(score.value, max(score.low, -1.0), min(score.high, 1.0))
-    z, half = math.atanh(score.value), (score.high - score.value) / (1 - score.value**2)
-    return Score(score.value, math.tanh(z - half), math.tanh(z + half))
+    z, half_width = math.atanh(score.value), (score.high - score.value) / (1 - score.value**2)
+    return Score(score.value, math.tanh(z - half_width), math.tanh(z + half_width))
 
 
 def bench_score(groups: Sequence[BenchGroup], method: str, networks: Sequence[str], *, own_network: bool) -> BenchScore:
@@ -222,29 +224,29 @@ def bench_score(groups: Sequence[BenchGroup], method: str, networks: Sequence[st
     """
     baselines = () if method in BASELINES else BASELINES
 
-    def of_groups(number: int, without: str | None) -> Array:
+    def group_statistics(number: int, without: str | None) -> Array:
         """Return τ, ρ, and τ minus the τ of each baseline, (groups, 2 + baselines)."""
-        numbers = [_references(group, without)[number] for group in groups]
-        pairs = zip(groups, numbers, strict=True)
+        reference_numbers = [_references(group, without)[number] for group in groups]
+        pairs = zip(groups, reference_numbers, strict=True)
         return np.array([_correlate(g, method, baselines, g.compared(k, own_network=own_network, without=without), k)
                          for g, k in pairs])  # fmt: skip
 
-    defined = ~np.isnan(of_groups(0, None))
+    defined = ~np.isnan(group_statistics(0, None))
 
-    def means(number: int, without: str | None) -> Array:
+    def mean_statistics(number: int, without: str | None) -> Array:
         """Average over the groups that define a statistic with all networks and the best reference."""
-        correlations = np.where(defined, of_groups(number, without), 0)
+        correlations = np.where(defined, group_statistics(number, without), 0)
         with np.errstate(invalid="ignore"):
             mean: Array = correlations.sum(0) / defined.sum(0)  # NaN where no group is defined
         return mean
 
-    tau, rho, *beyond = jackknife(lambda without: means(0, without), networks)
-    spread = [means(number, None)[0] for number in range(min(len(g.references) for g in groups))]
-    ends = (float(np.nanmin(spread)), float(np.nanmax(spread))) if not np.isnan(spread).all() else (math.nan,) * 2
-    values = np.concatenate([g.distances[method][0][g.compared(0, own_network=own_network)] for g in groups])
+    tau, rho, *beyond = jackknife(lambda without: mean_statistics(0, without), networks)
+    spread = [mean_statistics(number, None)[0] for number in range(min(len(g.references) for g in groups))]
+    limits = (float(np.nanmin(spread)), float(np.nanmax(spread))) if not np.isnan(spread).all() else (math.nan,) * 2
+    best_distances = np.concatenate([g.distances[method][0][g.compared(0, own_network=own_network)] for g in groups])
     return BenchScore(
-        fisher(tau), fisher(rho), ends, dict(zip(baselines, beyond, strict=True)), len(values),
-        int(np.isnan(values).sum()),
+        fisher(tau), fisher(rho), limits, dict(zip(baselines, beyond, strict=True)), len(best_distances),
+        int(np.isnan(best_distances).sum()),
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from hf_stitch_studies.benching.correlation import TESTS, Array, Test
 
 
 @dataclass(frozen=True)
-class Represented:
+class BenchRepresentation:
     """One representation of the bench.
 
     Attributes:
@@ -46,7 +46,7 @@ class Represented:
 
 
 @dataclass(frozen=True)
-class RepresentedPair:
+class BenchPair:
     """A reference and the representation to compare with it.
 
     Attributes:
@@ -54,8 +54,8 @@ class RepresentedPair:
         other: The representation.
     """
 
-    reference: Represented
-    other: Represented
+    reference: BenchRepresentation
+    other: BenchRepresentation
 
     @cached_property
     def moments(self) -> Moments:
@@ -76,7 +76,7 @@ class Distance(ABC):
     tests: ClassVar[tuple[Test, ...]] = TESTS
 
     @abstractmethod
-    def __call__(self, pair: RepresentedPair) -> float:
+    def __call__(self, pair: BenchPair) -> float:
         """Compute the distance of a pair.
 
         Raises:
@@ -96,7 +96,7 @@ class MetricDistance(Distance):
     metric: Metric
     kind = "metric"
 
-    def __call__(self, pair: RepresentedPair) -> float:
+    def __call__(self, pair: BenchPair) -> float:
         """Compute the distance of a pair."""
         score: float = self.metric.function(pair.reference.rows, pair.other.rows, **self.metric.options).item()
         return 1 - score if self.metric.higher_is_better else score
@@ -116,7 +116,7 @@ class StructuralDistance(Distance):
     matcher: ClosedFormMatcher
     kind = "matcher, structural"
 
-    def __call__(self, pair: RepresentedPair) -> float:
+    def __call__(self, pair: BenchPair) -> float:
         """Compute the distance of a pair."""
         stitch = self.matcher.fit(pair.moments, dtype=torch.float64)
         return direct_matching(stitch(pair.other.rows), pair.reference.rows).item()
@@ -140,7 +140,7 @@ class GivenDistance(Distance):
     kind = "given"
     tests = ("specificity",)
 
-    def __call__(self, pair: RepresentedPair) -> float:
+    def __call__(self, pair: BenchPair) -> float:
         """Compute the distance of a pair."""
         a, b = pair.reference, pair.other
         distance = float(self.values[self.networks.index(a.network), a.depth, self.networks.index(b.network), b.depth])
@@ -154,7 +154,7 @@ class DepthDistance(Distance):
 
     kind = "baseline"
 
-    def __call__(self, pair: RepresentedPair) -> float:
+    def __call__(self, pair: BenchPair) -> float:
         """Compute the distance of a pair."""
         return float(abs(pair.reference.depth - pair.other.depth))
 
@@ -164,7 +164,7 @@ class RankDistance(Distance):
 
     kind = "baseline"
 
-    def __call__(self, pair: RepresentedPair) -> float:
+    def __call__(self, pair: BenchPair) -> float:
         """Compute the distance of a pair."""
         return float(abs(pair.reference.rank - pair.other.rank))
 
@@ -179,10 +179,10 @@ def metric_distances(metrics: Iterable[str | Mapping[str, Any] | Metric]) -> dic
         TypeError: If ``metrics`` is a single metric, or an option is unknown.
         ValueError: If a metric is unknown, requested twice, or compares outputs.
     """
-    listed = metrics if isinstance(metrics, str | Metric) else list(metrics)
-    if not listed:
+    metric_list = metrics if isinstance(metrics, str | Metric) else list(metrics)
+    if not metric_list:
         return {}
-    requested = Asked.of(listed)
+    requested = Asked.of(metric_list)
     if requested.weights:
         weights = ", ".join(requested.weights)
         raise ValueError(f"bench requires metrics of activations, but {weights} compares weights; leave it out")

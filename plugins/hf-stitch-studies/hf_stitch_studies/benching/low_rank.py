@@ -79,9 +79,9 @@ class LowRankBasis:
                 f"the principal directions of {width} features require more than {width} training samples, got {n}; "
                 "pass more samples"
             )
-        exact = rows.double()
-        mean = exact.mean(0)
-        return cls(mean, torch.linalg.svd(exact - mean, full_matrices=False).Vh.T)
+        rows = rows.double()
+        mean = rows.mean(0)
+        return cls(mean, torch.linalg.svd(rows - mean, full_matrices=False).Vh.T)
 
     def approximate(self, rows: Tensor, rank: int) -> Tensor:
         """Project rows onto the mean and the leading directions of the training rows.
@@ -139,9 +139,9 @@ class Approximated(ClosedFormMatcher):
             moments.n, moments.mean_x, moments.mean_y, projection @ moments.sxx @ projection, moments.syy,
             projection @ moments.sxy, moments.eps,
         )  # fmt: skip
-        fitted = self.matcher.fit(projected, torch.float64)
-        if not isinstance(fitted, LinearStitch) or fitted.bias is None:
+        stitch = self.matcher.fit(projected, torch.float64)
+        if not isinstance(stitch, LinearStitch) or stitch.bias is None:
             raise ValueError(f"approximations require a matcher with an affine map, got {self.matcher.label}")
-        weight = fitted.weight.detach()
-        bias = fitted.bias.detach() + weight @ (moments.mean_x - projection @ moments.mean_x)
+        weight = stitch.weight.detach()
+        bias = stitch.bias.detach() + weight @ (moments.mean_x - projection @ moments.mean_x)
         return LinearStitch.of(weight=(weight @ projection).to(dtype), bias=bias.to(dtype))

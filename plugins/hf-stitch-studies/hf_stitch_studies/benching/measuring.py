@@ -1,4 +1,4 @@
-"""Measurements of the bench: probing accuracies, references, and distances from the references."""
+"""Measurements of the bench: train probes, choose references, and compute distances from the references."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from hf_stitch.adapters.checks import layer_names
 from hf_stitch.analysis.activations import Activations
 from hf_stitch.options import Several, checked
 from hf_stitch_studies.benching.correlation import BASELINES, RELIABILITY, Array, BenchGroup, Test
-from hf_stitch_studies.benching.distances import DepthDistance, Distance, RankDistance, Represented, RepresentedPair
+from hf_stitch_studies.benching.distances import BenchPair, BenchRepresentation, DepthDistance, Distance, RankDistance
 from hf_stitch_studies.benching.low_rank import LowRankBasis, default_ranks
 from hf_stitch_studies.benching.probing import linear_probes
 from hf_stitch_studies.benching.result import Bench
@@ -27,10 +28,10 @@ from hf_stitch_studies.benching.result import Bench
 Key = tuple[str, int, int]
 """A representation: network, index of the layer, rank."""
 
-Probed = dict[Key, tuple[float, float]]
+ProbeAccuracies = dict[Key, tuple[float, float]]
 """Representation -> probing accuracy on the selection half and on the scoring half of the test samples."""
 
-Measured = tuple[BenchGroup, dict[str, Counter[str]]]
+GroupResult = tuple[BenchGroup, dict[str, Counter[str]]]
 """A group, and method -> reason for undefined distances -> number of pairs."""
 
 STACK = 2**29
@@ -105,7 +106,7 @@ class Bases:
     Args:
         data: The activations.
         ranks: Ranks of the approximations; ``None`` uses :func:`default_ranks`.
-        approximated: Indices of the layers to approximate.
+        approximated: Indices (depths) of the layers to approximate.
 
     Raises:
         ValueError: If a rank exceeds the width of a layer, or the training samples are too few.
@@ -149,14 +150,14 @@ class Bases:
             self._bases[network, depth] = LowRankBasis.of(self.data.rows(network, depth)[0])
         return self._bases[network, depth].approximate(rows, rank)
 
-    def represented(self, network: str, depth: int, rank: int) -> Represented:
+    def representation(self, network: str, depth: int, rank: int) -> BenchRepresentation:
         """Return a representation with its rows on the scoring half."""
         train, test = self.data.rows(network, depth)
         rows = self.approximate(network, depth, rank, test[list(self.data.scoring)])
-        return Represented(network, depth, rank, partial(self.approximate, network, depth, rank, train), rows)
+        return BenchRepresentation(network, depth, rank, partial(self.approximate, network, depth, rank, train), rows)
 
 
-def probe(bases: Bases, *, seed: int, batch_size: int, epochs: int, progress: bool) -> Probed:
+def probe(bases: Bases, *, seed: int, batch_size: int, epochs: int, progress: bool) -> ProbeAccuracies:
     """Train probes of all representations on training rows, and score them on both halves of the test samples.
 
     Args:
@@ -169,24 +170,24 @@ def probe(bases: Bases, *, seed: int, batch_size: int, epochs: int, progress: bo
     data = bases.data
     labels = torch.as_tensor(data.test_labels)
     keys = [(n, depth, r) for depth in range(len(data.layers)) for n in data.networks for r in bases.ranks(n, depth)]
-    accuracies = Probed()
+    accuracies = ProbeAccuracies()
     with tqdm(total=len(keys), desc="probing", unit="probe", delay=3, disable=None if progress else True) as bar:
-        for group in _stackable(keys, bases):
-            train = [bases.approximate(n, depth, rank, data.rows(n, depth)[0]) for n, depth, rank in group]
+        for group in _group_by_width(keys, bases):
+            train = [bases.approximate(name, depth, rank, data.rows(name, depth)[0]) for name, depth, rank in group]
             probes = linear_probes(
                 train, data.train_labels, classes=data.classes, epochs=epochs, batch_size=batch_size, seed=seed
             )
             for key, classifier in zip(group, probes, strict=True):
                 network, depth, rank = key
                 rows = bases.approximate(network, depth, rank, data.rows(network, depth)[1])
-                correct = (classifier(rows.float()).argmax(1) == labels).double()
-                selected, scored = (correct[list(half)].mean().item() for half in (data.selection, data.scoring))
-                accuracies[key] = selected, scored
+                is_correct = (classifier(rows.float()).argmax(1) == labels).double()
+                selection, scoring = (is_correct[list(half)].mean().item() for half in (data.selection, data.scoring))
+                accuracies[key] = selection, scoring
             bar.update(len(group))
     return accuracies
 
 
-def _stackable(keys: Iterable[Key], bases: Bases) -> Iterator[list[Key]]:
+def _group_by_width(keys: Iterable[Key], bases: Bases) -> Iterator[list[Key]]:
     """Yield groups of representations with the same width, to train their probes in parallel within ``STACK`` bytes."""
     rows = len(bases.data.train_labels)
     group: list[Key] = []
@@ -227,19 +228,19 @@ def best_of_networks(
 
 def measure_group(
     bases: Bases,
-    probed: Probed,
+    probe_accuracies: ProbeAccuracies,
     test: Test,
     depths: Sequence[int],
     distances: Mapping[str, Distance],
     *,
     references: int,
     progress: bool,
-) -> Measured:
+) -> GroupResult:
     """Compute the distances between the references of one group and its representations.
 
     Args:
         bases: The representations.
-        probed: Their probing accuracies.
+        probe_accuracies: Their probing accuracies.
         test: The test.
         depths: Indices of the layers: one for sensitivity, all for specificity.
         distances: Method -> distance.
@@ -250,33 +251,33 @@ def measure_group(
         The group, and method -> reason for undefined distances -> number of pairs.
     """
     data = bases.data
-    keys = [(n, depth, r) for n in data.networks for depth in depths for r in _ranks(bases, test, n, depth)]
-    selection_accuracy, accuracy = np.array([probed[key] for key in keys]).T
+    keys = [(name, depth, r) for name in data.networks for depth in depths for r in _ranks(bases, test, name, depth)]
+    selection_accuracy, accuracy = np.array([probe_accuracies[key] for key in keys]).T
     networks = [network for network, _, _ in keys]
-    full = np.array([rank == bases.width(network, depth) for network, depth, rank in keys])
-    indices = best_of_networks(networks, full, selection_accuracy, references)
-    reference_representations = [bases.represented(*keys[index]) for index in indices]
+    is_whole = np.array([rank == bases.width(network, depth) for network, depth, rank in keys])
+    indices = best_of_networks(networks, is_whole, selection_accuracy, references)
+    reference_representations = [bases.representation(*keys[index]) for index in indices]
     methods = {label: method for label, method in distances.items() if test in method.tests}
-    computed = {label: np.full((len(indices), len(keys)), np.nan) for label in methods}
+    distances_by_method = {label: np.full((len(indices), len(keys)), np.nan) for label in methods}
     undefined: dict[str, Counter[str]] = {label: Counter() for label in methods}
     layer = data.layers[depths[0]] if test == "sensitivity" else ""
     for column, key in enumerate(
         tqdm(keys, f"{test} {layer}".strip(), unit="representation", delay=3, disable=None if progress else True)
     ):
-        representation = bases.represented(*key)
+        representation = bases.representation(*key)
         for row, reference in enumerate(reference_representations):
             if indices[row] == column:
                 continue  # a representation is not compared with itself
-            pair = RepresentedPair(reference, representation)
+            pair = BenchPair(reference, representation)
             for label, method in methods.items():
                 try:
-                    computed[label][row, column] = method(pair)
+                    distances_by_method[label][row, column] = method(pair)
                 except (ValueError, torch.linalg.LinAlgError) as error:
                     undefined[label][str(error)] += 1
-    computed[RELIABILITY] = np.abs(selection_accuracy[list(indices)][:, None] - selection_accuracy).round(12)
+    distances_by_method[RELIABILITY] = np.abs(selection_accuracy[list(indices)][:, None] - selection_accuracy).round(12)
     return BenchGroup(
         test, layer, tuple(networks), tuple(data.layers[depth] for _, depth, _ in keys),
-        tuple(rank for _, _, rank in keys), selection_accuracy, accuracy, indices, computed,
+        tuple(rank for _, _, rank in keys), selection_accuracy, accuracy, indices, distances_by_method,
     ), undefined  # fmt: skip
 
 
@@ -324,17 +325,17 @@ def measure(
     approximated = layer_numbers(data.layers, sensitivity_layers)
     ranks = None if ranks is None else tuple(ranks)
     bases = Bases(data, ranks, approximated)
-    probed = probe(bases, seed=seed, batch_size=probe_batch_size, epochs=probe_epochs, progress=progress)
+    accuracies = probe(bases, seed=seed, batch_size=probe_batch_size, epochs=probe_epochs, progress=progress)
     depths: list[tuple[Test, Sequence[int]]] = [("sensitivity", (depth,)) for depth in approximated]
     depths.append(("specificity", range(len(data.layers))))
     groups, undefined = [], {label: Counter[str]() for label in distances}
-    for test, test_depths in itertools.groupby(depths, key=lambda of: of[0]):
-        measured = [
-            measure_group(bases, probed, test, group_depths, distances, references=references, progress=progress)
+    for test, test_depths in itertools.groupby(depths, key=itemgetter(0)):
+        group_results = [
+            measure_group(bases, accuracies, test, group_depths, distances, references=references, progress=progress)
             for _, group_depths in test_depths
         ]
-        groups += [group for group, _ in measured]
-        for label, counts in _count_undefined(test, measured).items():
+        groups += [group for group, _ in group_results]
+        for label, counts in _count_undefined(test, group_results).items():
             undefined[label] += counts
     first = data.train[data.networks[0]]
     options = {
@@ -350,7 +351,7 @@ def measure(
 
 
 def _count_undefined(
-    test: Test, measured: Iterable[tuple[BenchGroup, Mapping[str, Counter[str]]]]
+    test: Test, group_results: Iterable[tuple[BenchGroup, Mapping[str, Counter[str]]]]
 ) -> dict[str, Counter[str]]:
     """Return method -> reason -> number of undefined pairs of a test.
 
@@ -359,7 +360,7 @@ def _count_undefined(
     """
     totals: dict[str, Counter[str]] = {}
     pairs = 0
-    for group, counts in measured:
+    for group, counts in group_results:
         pairs += len(group.references) * (len(group.networks) - 1)
         for label, reasons in counts.items():
             totals.setdefault(label, Counter()).update(reasons)
@@ -385,10 +386,10 @@ def layer_numbers(layers: Sequence[str], names: Iterable[str] | None) -> tuple[i
         return tuple(range(len(layers)))
     if not isinstance(names, str) and not (names := tuple(names)):
         return ()  # without a sensitivity test
-    chosen = layer_names("sensitivity_layers", names)
-    if unknown := [name for name in chosen if name not in layers]:
+    selected_layers = layer_names("sensitivity_layers", names)
+    if unknown := [name for name in selected_layers if name not in layers]:
         raise ValueError(f"sensitivity_layers must be among {', '.join(layers)}, got {unknown[0]!r}")
-    return tuple(layers.index(name) for name in chosen)
+    return tuple(layers.index(name) for name in selected_layers)
 
 
 def _ranks(bases: Bases, test: Test, network: str, depth: int) -> tuple[int, ...]:

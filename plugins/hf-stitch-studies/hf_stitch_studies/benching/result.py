@@ -95,10 +95,10 @@ class Bench(Result):
         lines = []
         for test, scores in self.scores.items():
             for method, score in scores.items():
-                figures = {"tau": score.tau, "rho": score.rho}
-                figures |= {f"beyond_{name.replace(' ', '_')}": interval for name, interval in score.beyond.items()}
+                intervals = {"tau": score.tau, "rho": score.rho}
+                intervals |= {f"beyond_{name.replace(' ', '_')}": interval for name, interval in score.beyond.items()}
                 line: dict[str, Any] = {"test": test, "method": method, "kind": self.kinds[method]}
-                for name, interval in figures.items():
+                for name, interval in intervals.items():
                     line |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
                 line |= dict(zip(("spread_low", "spread_high"), score.spread, strict=True))
                 lines.append(line | {"pairs": score.pairs, "undefined": score.undefined, "beats": score.beats})

@@ -1,4 +1,4 @@
-"""The bench on networks, :func:`hf_stitch_studies.bench`: which distances predict functional differences."""
+"""The function :func:`hf_stitch_studies.bench`: score how well distances predict functional differences of networks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from hf_stitch.workflows._checks import Named, Runs, check_held_out, named_layer
 from hf_stitch.workflows._grid import stitch_grid
 from hf_stitch_studies.benching.correlation import BASELINES, TESTS, Test
 from hf_stitch_studies.benching.distances import (
+    BenchPair,
+    BenchRepresentation,
     Distance,
     GivenDistance,
-    Represented,
-    RepresentedPair,
     metric_distances,
     structural_distances,
 )
@@ -69,15 +69,15 @@ def bench(
     The functional difference of two representations is the absolute difference of their probing accuracies
     (:func:`hf_stitch_studies.linear_probe`). A good distance ranks pairs of representations like the functional
     difference (Ding et al. 2021; Balogh and Jelasity 2025, section 5). The result contains Kendall's τ and Spearman's ρ
-    between both in two tests:
+    between the distance and the functional difference in two tests:
 
-    - *sensitivity*: one layer of all networks, approximated at several ranks in the basis of the training rows. The
+    - *sensitivity*: one layer of all networks, approximated at several ranks in the PCA basis of the training rows. The
       score is the mean over layers. Within one network, all distances that grow as the rank falls have the same τ; only
       several networks distinguish them.
     - *specificity*: all layers of all networks.
 
     All representations are compared with a reference: the representation with the best probing accuracy on half of the
-    test samples, among those without approximation. Accuracies and distances use the second half. The spread over
+    test samples, among the unapproximated ones. Accuracies and distances use the second half. The spread over
     references uses the best representation of each network as the reference.
 
     Confidence intervals come from a jackknife over networks. They cover the choice of networks, not of samples. Two
@@ -147,38 +147,43 @@ def bench(
     networks_by_name = named_networks(networks)
     layers_of_networks = named_layers(networks_by_name, layers)
     methods = {**metric_distances(metrics), **structural_distances(matchers)}
-    stitched = list(registries.matchers.build_all(functional, "functional").values())
+    functional_matchers = list(registries.matchers.build_all(functional, "functional").values())
     adapters = {name: load(network) for name, network in networks_by_name.items()}
-    cut_layers = _check_layers(adapters, layers_of_networks, cut=bool(stitched))
-    layer_numbers(next(iter(cut_layers.values()), ()), sensitivity_layers)
-    if stitched:
+    cut_layers = _check_layers(adapters, layers_of_networks, cut=bool(functional_matchers))
+    layer_numbers(next(iter(cut_layers.values()), ()), sensitivity_layers)  # raises for unknown layers
+    if functional_matchers:
         for adapter in adapters.values():
-            scored_task(adapter, task)
+            scored_task(adapter, task)  # raises without a task that can be scored
     train, test = _train_and_test(data, test_data, test_size, seed)
     selection, scoring = (_indices(test, half) for half in test.split(0.5, seed))
-    if stitched:
-        fitted = train if functional_samples is None else train.split(functional_samples, seed)[1]
+    if functional_matchers:
+        # The second part of a split has exactly the requested number of samples, stratified by class.
+        fit_samples = train if functional_samples is None else train.split(functional_samples, seed)[1]
         ranks = None if ranks is None else tuple(ranks)
-        grids = _Grids(adapters, cut_layers, stitched, fitted, test.select(scoring), task, batch_size, ranks)
-        methods |= {f"{matcher.label}, functional": FunctionalDistance(matcher, grids) for matcher in stitched}
+        grids = _Grids(
+            adapters, cut_layers, functional_matchers, fit_samples, test.select(scoring), task, batch_size, ranks
+        )
+        methods |= {
+            f"{matcher.label}, functional": FunctionalDistance(matcher, grids) for matcher in functional_matchers
+        }
     methods |= _given_distances(distances or {}, cut_layers, methods)
     labels = _require_labels(train, "data"), _require_labels(test, "test_data")
-    recorded, tested = (
+    train_activations, test_activations = (
         {name: extract_activations(adapter, part, layers=cut_layers[name], pooling=pooling, batch_size=batch_size,
                                    progress=progress) for name, adapter in adapters.items()}
         for part in (train, test)
     )  # fmt: skip
     classes = max(train.num_classes or 0, test.num_classes or 0)
-    described = {label: method.describe() for label, method in methods.items()}
+    method_records = {label: method.describe() for label, method in methods.items()}
     recipe = {
         "networks": {name: adapter.pinned.public.to_dict() for name, adapter in adapters.items()}, "layers": cut_layers,
         "data": train.fingerprint, "samples": len(train), "test_data": test.fingerprint, "batch_size": batch_size,
         "test_size": test_size if test_data is None else None, "functional_samples": functional_samples, "task": task,
-        "methods": described,
-        "versions": versions((fields["registry"], fields["name"]) for fields in described.values() if fields),
+        "methods": method_records,
+        "versions": versions((fields["registry"], fields["name"]) for fields in method_records.values() if fields),
     }  # fmt: skip
     return measure(
-        BenchData(recorded, tested, *labels, selection, scoring, classes), methods,
+        BenchData(train_activations, test_activations, *labels, selection, scoring, classes), methods,
         sensitivity_layers=sensitivity_layers, ranks=ranks, references=references, own_network=own_network,
         probe_batch_size=probe_batch_size, probe_epochs=probe_epochs, seed=seed, recipe=recipe, progress=progress,
     )  # fmt: skip
@@ -196,10 +201,13 @@ class _Grids:
     task: str
     batch_size: int
     ranks: Sequence[int] | None
+    # (reference network, its depth, source network, approximated) -> matcher label -> grid, or why it is undefined
     _cache: dict[tuple[str, int, str, bool], dict[str, StitchGrid | str]] = field(default_factory=dict)
 
-    def grid(self, reference: Represented, representation: Represented, matcher: Matcher) -> tuple[StitchGrid, str]:
-        """Return the grid from a representation to a reference, and the label of its matcher.
+    def grid(
+        self, reference: BenchRepresentation, representation: BenchRepresentation, matcher: Matcher
+    ) -> tuple[StitchGrid, str]:
+        """Return the grid from a representation to a reference, and the label of the applied matcher in it.
 
         The grid contains all layers of the network, or all approximations of the layer.
 
@@ -209,35 +217,35 @@ class _Grids:
         source, depth, width = representation.network, representation.depth, representation.rows.shape[1]
         approximated = representation.rank < width
         key = reference.network, reference.depth, source, approximated
-        layers, matchers, used = self.layers[source], self.matchers, matcher
+        layers, matchers, applied = self.layers[source], self.matchers, matcher
         if approximated:
-            layers, used = (layers[depth],), Approximated(matcher, representation.rank)
-            linear = [candidate for candidate in self.matchers if isinstance(candidate, ClosedFormMatcher)]
+            layers, applied = (layers[depth],), Approximated(matcher, representation.rank)
+            closed_form = [candidate for candidate in self.matchers if isinstance(candidate, ClosedFormMatcher)]
             ranks = [rank for rank in self.ranks or default_ranks(width) if rank < width]
-            matchers = [Approximated(candidate, rank) for candidate in linear for rank in ranks]
+            matchers = [Approximated(candidate, rank) for candidate in closed_form for rank in ranks]
         if key not in self._cache:
             target_layer = self.layers[reference.network][reference.depth]
-            self._cache[key] = self._grids(source, layers, reference.network, target_layer, matchers)
-        grid = self._cache[key][used.label]
+            self._cache[key] = self._compute_grids(source, layers, reference.network, target_layer, matchers)
+        grid = self._cache[key][applied.label]
         if isinstance(grid, str):
             raise ValueError(grid)
-        return grid, used.label
+        return grid, applied.label
 
-    def _grids(
-        self, source: str, layers: Sequence[str], network: str, target_layer: str, matchers: Sequence[Matcher]
+    def _compute_grids(
+        self, source: str, layers: Sequence[str], target: str, target_layer: str, matchers: Sequence[Matcher]
     ) -> dict[str, StitchGrid | str]:
-        """Return label -> grid, or the reason why the matcher is undefined. Defined matchers share a grid."""
-        try:
+        """Return matcher label -> grid, or the reason why the matcher is undefined. If none is, all share one grid."""
+        try:  # intervals are not used: the minimum of 2 resamples is enough
             grid = stitch_grid(
-                self.adapters[source], self.adapters[network], self.train, test_data=self.test, layers_a=layers,
+                self.adapters[source], self.adapters[target], self.train, test_data=self.test, layers_a=layers,
                 layers_b=[target_layer], matchers=matchers, task=self.task, batch_size=self.batch_size, resamples=2,
                 progress=False,
             )  # fmt: skip
         except (ValueError, DivergedError) as error:
             if len(matchers) == 1:
                 return {matchers[0].label: str(error)}
-            grids = (self._grids(source, layers, network, target_layer, [matcher]) for matcher in matchers)
-            return {label: outcome for of_matcher in grids for label, outcome in of_matcher.items()}
+            single = (self._compute_grids(source, layers, target, target_layer, [matcher]) for matcher in matchers)
+            return {label: outcome for outcomes in single for label, outcome in outcomes.items()}
         return dict.fromkeys((matcher.label for matcher in matchers), grid)
 
 
@@ -259,7 +267,7 @@ class FunctionalDistance(Distance):
         """Both tests for closed-form matchers; only specificity for trained matchers."""
         return TESTS if isinstance(self.matcher, ClosedFormMatcher) else ("specificity",)
 
-    def __call__(self, pair: RepresentedPair) -> float:
+    def __call__(self, pair: BenchPair) -> float:
         """Compute the distance of a pair."""
         grid, label = self.grids.grid(pair.reference, pair.other, self.matcher)
         layers = self.grids.layers[pair.other.network][pair.other.depth], grid.layers_b[0]
@@ -282,15 +290,14 @@ def _check_layers(
     Raises:
         NotACutError: If a layer does not exist, or with ``cut`` if the network cannot be cut there.
     """
-    chosen = {name: layers.get(name, adapter.candidates) for name, adapter in adapters.items()}
+    layers_of_networks = {name: layers.get(name, adapter.candidates) for name, adapter in adapters.items()}
     for name, adapter in adapters.items():
-        for layer in chosen[name]:
-            adapter.cut(layer) if cut else adapter.spec(layer)
-    return chosen
+        for layer in layers_of_networks[name]:
+            adapter.cut(layer) if cut else adapter.spec(layer)  # raises NotACutError
+    return layers_of_networks
 
 
 def _train_and_test(data: Any, test_data: Any, test_size: float | int, seed: int) -> tuple[Samples, Samples]:
-    """Return training and test samples."""
     samples = Samples.of(data)
     if test_data is None:
         return samples.split(test_size, seed)
