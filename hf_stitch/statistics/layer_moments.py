@@ -97,7 +97,7 @@ class LayerMoments(Statistic):
             return squares
         # The squared distance of a row from the mean is, up to a constant, linear in all its features.
         wx, wy = ([self._length(side, i) for i in range(len(side.blocks))] for side in (self._x, self._y))
-        traces_x, traces_y = (_stack(square, lambda own: own.diagonal()[:-1].sum()) for square in (own_x, own_y))
+        traces_x, traces_y = (_stack(square, lambda matrix: matrix.diagonal()[:-1].sum()) for square in (own_x, own_y))
         lengths = HSIC(
             torch.stack([w @ square @ w for w, square in zip(wx, own_x, strict=True)]) + traces_x**2 / self.n,
             self._pairs(lambda pair, i, j: wx[i] @ pair @ wy[j]) + torch.outer(traces_x, traces_y) / self.n,

@@ -215,10 +215,12 @@ class Comparison:
         with ExitStack() as stack:
             state_folder = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
             checkpoint = Checkpoint(state_folder, processes.rank, lasting=folder is not None)
-            chosen = processes.agree(checkpoint.begin(recipe, lambda: chosen_routes(self._routes, self._available)))
+            route_names = processes.agree(
+                checkpoint.begin(recipe, lambda: chosen_routes(self._routes, self._available))
+            )
             start, stop = processes.part(reader.n)
             collectors = [
-                Collector(group, reader, self._metrics, chosen, checkpoint.rows / str(i), stop - start, keep_rows)
+                Collector(group, reader, self._metrics, route_names, checkpoint.rows / str(i), stop - start, keep_rows)
                 for i, group in enumerate(reader.groups)
             ]
             run_pass(reader, collectors, checkpoint, self._run)
@@ -237,7 +239,7 @@ class Comparison:
         distances = tuple(label for label, metric in self._metrics.items() if not metric.higher_is_better)
         ranges = {label: metric.range for label, metric in self._metrics.items()}
         return SimilarityAtlas(
-            values, reader.layers_a, reader.layers_b, reader.n, reader.row_kind, chosen, distances, recipe,
+            values, reader.layers_a, reader.layers_b, reader.n, reader.row_kind, route_names, distances, recipe,
             ranges, tests, undefined, sizes=self._sizes(),
         )  # fmt: skip
 

@@ -204,8 +204,10 @@ class LayerReader:
                 f"layers cannot be compared, such as {self.layers_a[0]!r} of a and {self.layers_b[0]!r} of b: "
                 f"{self.undefined[0, 0]}; use rows='resized' to resize grids, or rows='mean' for one row per sample"
             )
-        whole = [specs for side, specs in ((self.sides[0], specs_a), (self.sides[-1], specs_b)) if not _is_pooled(side)]
-        if kinds := mixed_kinds(whole, self.row_kind):
+        unpooled = [
+            specs for side, specs in ((self.sides[0], specs_a), (self.sides[-1], specs_b)) if not _is_pooled(side)
+        ]
+        if kinds := mixed_kinds(unpooled, self.row_kind):
             warn(f"this comparison mixes values from {kinds}; do not compare the two kinds with each other")
         return tuple(groups)
 

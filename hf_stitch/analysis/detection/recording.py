@@ -140,18 +140,20 @@ def _run(
         outputs = _encoded(network, layers, batch, name, task)
         check_finite(outputs, batch)
         for layer in layers:
-            kept = target_view(outputs[layer], view)
-            if kept.spec != specs[layer]:
+            viewed = target_view(outputs[layer], view)
+            if viewed.spec != specs[layer]:
                 raise ValueError(
-                    f"detectors require equal sizes, but layer {layer!r} outputs {kept.spec} for sample "
+                    f"detectors require equal sizes, but layer {layer!r} outputs {viewed.spec} for sample "
                     f"{batch.ids[0]!r} of {name} and {specs[layer]} for the first samples"
                 )
-            kept = kept.replace(values=kept.values.clone() if store is None else store.put(kept.values), context={})
-            batches[layer].append(kept)
+            viewed = viewed.replace(
+                values=viewed.values.clone() if store is None else store.put(viewed.values), context={}
+            )
+            batches[layer].append(viewed)
     if store is not None:
         (layer,) = layers  # a file has one layer
         device = batches[layer][0].values.device
-        stored = [kept.replace(values=values) for kept, values in zip(batches[layer], store.all(), strict=True)]
+        stored = [viewed.replace(values=values) for viewed, values in zip(batches[layer], store.all(), strict=True)]
         return {layer: _OnDevice(stored, device)}
     return {**batches}
 
@@ -217,8 +219,10 @@ def residuals(collected: CollectedPair) -> Mapping[str, Sequence[Tensor]]:
     for batch in donors.batches(DONORS // 4):
         ran = pair.run(batch)
         for lb, (la, _) in best_cell.items():
-            own, mapped = target_view(ran.y[lb], pair.pooling), layers[la, lb](ran.x[la])
-            residual = own.replace(values=stitched_view(mapped, pair.pooling).values.to(own.values) - own.values)
+            activations, mapped = target_view(ran.y[lb], pair.pooling), layers[la, lb](ran.x[la])
+            residual = activations.replace(
+                values=stitched_view(mapped, pair.pooling).values.to(activations.values) - activations.values
+            )
             counts = torch.bincount(residual.row_samples("none", prefix=True), minlength=residual.batch).tolist()
             residuals_of[lb] += residual.rows("none", prefix=True).double().split(counts)
     return residuals_of
