@@ -93,9 +93,7 @@ class Words(OfTokens):
                         f"sample {id_!r} has {words} words (separated by white space) and the label {label}, but "
                         f"{self.name} requires a list with the class of each word, -100 for ignored words"
                     )
-                if wrong := [
-                    word_class for word_class in label if word_class != IGNORED and word_class not in range(outputs)
-                ]:
+                if wrong := [number for number in label if number != IGNORED and number not in range(outputs)]:
                     raise ValueError(
                         f"sample {id_!r} has label {wrong[0]}, but the target predicts classes 0 to {outputs - 1}"
                         + see("other-labels")
@@ -123,17 +121,15 @@ class Words(OfTokens):
         measured, has_label = (self.counts(logits, asked, twin, labelled=labels is not None), asked != IGNORED)
         predictions, names = logits["target"].argmax(-1), self._names(logits["target"].shape[-1])
         classes, of_target = (torch.arange(logits["target"].shape[-1], device=has_label.device), measured["target"])
-        of_target |= as_arrays(
-            {"": {"predicted": ((predictions[..., None] == classes) & has_label[..., None]).sum(1)}}
-        )[""]
+        counts = ((predictions[..., None] == classes) & has_label[..., None]).sum(1)
+        of_target |= as_arrays({"": {"predicted": counts}})[""]
         if labels is not None:
             of_target |= as_arrays({"": {"label": (asked[..., None] == classes).sum(1)}})[""]
             if names:
                 for name, values in logits.items():
                     measured[name]["entities"] = _counts(values.argmax(-1), asked, has_label, names)
-                of_target["if_constant"] = np.stack(
-                    [_counts_if_constant(asked, has_label, names, name) for name in names], 1
-                )
+                by_class = [_counts_if_constant(asked, has_label, names, name) for name in names]
+                of_target["if_constant"] = np.stack(by_class, 1)
         return {**measured}
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:

@@ -376,11 +376,8 @@ class TaskLoss(TrainedMatcher):
                         if name not in new_reasons:
                             trained_layers[name] = plain(layer, by_name[name].stitch).to(_device(by_name[name]))
                             for part in trained_layers[name].parts:
-                                getattr(trained_layers[name], part).fitted = {
-                                    "n": len(samples),
-                                    "steps": count,
-                                    "loss": loss,
-                                }
+                                results = {"n": len(samples), "steps": count, "loss": loss}
+                                getattr(trained_layers[name], part).fitted = results
             layers_in_order = [trained_layers.get(name) for name in by_name]
             if reasons:
                 raise self._error(reasons, layers_in_order, checkpoint_dir)

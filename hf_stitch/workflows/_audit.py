@@ -26,7 +26,7 @@ from hf_stitch.options import NonNegative, Several, Within, checked
 from hf_stitch.registry import registries
 from hf_stitch.resources import seconds_of
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
-from hf_stitch.scoring.halves import SOURCE, HalvesOfModel, models_of, scored_target
+from hf_stitch.scoring.halves import SOURCE, HalvesOfModel, Predictor, models_of, scored_target
 from hf_stitch.scoring.measured import Measured, scores_of
 from hf_stitch.scoring.passing import Scoring
 from hf_stitch.tasks.heads import check_head, task_named
@@ -137,22 +137,14 @@ def audit(
         audits = []
         for (name, of_model), share in zip(halves.items(), shares, strict=True):
             scores = scores_of(measured.drawn(name, resamples, run.seed))
-            evaluation = Evaluation(
-                str(of_model.model.task),
-                len(samples),
-                samples.a.fingerprint,
-                scores,
-                share,
-                LEFT_OUT | of_model.left_out,
-            )
+            model, data_hash, left_out = of_model.model, samples.a.fingerprint, LEFT_OUT | of_model.left_out
+            evaluation = Evaluation(str(model.task), len(samples), data_hash, scores, share, left_out)
             findings = _seen(watchers, measured, detections, name, of_model)
-            pooling = of_model.model.stitch.pooling
             result = Audit(
-                evaluation, min_relative_accuracy, max_dose, pooling, *findings, to_fit.fingerprint, run.seed
-            )
-            of_model.model.keep_scores(
-                audit={"verdict": result.verdict, "data": samples.a.fingerprint, "seed": run.seed}
-            )
+                evaluation, min_relative_accuracy, max_dose, model.stitch.pooling, *findings, to_fit.fingerprint,
+                run.seed,
+            )  # fmt: skip
+            model.keep_scores(audit={"verdict": result.verdict, "data": data_hash, "seed": run.seed})
             audits.append(result)
         return audits if several else audits[0]
 
@@ -198,15 +190,10 @@ def _samples_to_fit(others: Samples, train_data: Any, whole: Adapter, seed: int)
 
 
 def _scoring(whole: Adapter, halves: Mapping[str, HalvesOfModel]) -> Scoring:
-    predictors = [
-        predictor
-        for name, of_model in halves.items()
-        for predictor in of_model.predictors(
-            {STITCHED: of_model.model.stitch, "mean_only": of_model.model.stitch.mean_only()},
-            name,
-            constant=("mean_only",),
-        )
-    ]
+    predictors: list[Predictor] = []
+    for name, of_model in halves.items():
+        stitches = {STITCHED: of_model.model.stitch, "mean_only": of_model.model.stitch.mean_only()}
+        predictors += of_model.predictors(stitches, name, constant=("mean_only",))
     model = next(iter(halves.values())).model
     return Scoring(whole, halves, predictors, task_named(model.task).about(model))
 

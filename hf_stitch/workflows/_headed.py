@@ -130,10 +130,8 @@ def _of_model(model: StitchedModel, passed: Anchors | None, run: Run) -> Headed:
         current = ModelReference.from_dict(source["reference"]), source["cut"]["layer"], model.stitch.pooling
         trained = current == (space[0].public, *space[1:]) and model.has_changed("source")
     if trained:
-        trained_reference = ModelReference(
-            None, source["reference"]["library"], weights_hash=weights_hash(model.source)
-        )
-        space = trained_reference, source["cut"]["layer"], model.stitch.pooling
+        reference = ModelReference(None, source["reference"]["library"], weights_hash=weights_hash(model.source))
+        space = reference, source["cut"]["layer"], model.stitch.pooling
 
     def read(batch: Batch) -> Tensor:
         inputs = {name: value.to(model.device) for name, value in model.preprocess(batch.samples).items()}
@@ -201,13 +199,9 @@ def between(model: Any, encoder: Any) -> StitchedModel:
         raise TypeError("a stitched model can only be the encoder if both models are relative models")
     if model.anchors is not None and encoder.anchors is not None:
         model.anchors.check_same(encoder.anchors)
-    config_a, config_b = (
-        {**side.stitch.body.config(), "in_features": None, "dtype": None} for side in (model, encoder)
-    )
-    if config_a != config_b:
-        different = ", ".join(
-            f"{key} {config_a[key]!r} and {config_b[key]!r}" for key in config_a if config_a[key] != config_b[key]
-        )
+    a, b = ({**side.stitch.body.config(), "in_features": None, "dtype": None} for side in (model, encoder))
+    if a != b:  # the configs of the projections
+        different = ", ".join(f"{key} {a[key]!r} and {b[key]!r}" for key in a if a[key] != b[key])
         raise ValueError(f"the projections of the two models differ: {different}; build both with the same options")
     vectors: Any = encoder.stitch.body.anchors
     ids = next((side.anchors.ids for side in (model, encoder) if side.anchors is not None), range(len(vectors)))

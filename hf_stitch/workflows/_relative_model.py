@@ -121,12 +121,8 @@ def relative_model(
         with torch.no_grad():
             means = {"body": body(vectors).mean(0)}
         layer_stitch = StitchingLayer(source.spec(layer), RepresentationSpec("bd", width), pooling, body, means=means)
-        recipe = {
-            "anchors": anchor_set.fingerprint,
-            "pooling": pooling,
-            "samples": len(anchor_set),
-            "versions": versions(),
-        }
+        recipe = {"anchors": anchor_set.fingerprint, "pooling": pooling, "samples": len(anchor_set)}
+        recipe["versions"] = versions()
         recipe["space"] = as_space(source.pinned, layer, pooling)
         model = join(source, layer, layer_stitch.to(source.device), target, entry, task=task, recipe=recipe)
         model.parents = None  # training changes the model's copy of the head, not the passed head

@@ -174,9 +174,7 @@ def swap(
         else:
             fit = _fitting(head, new, vectors, inputs)
             swapped, map_recipe = _mapped(head, new, vectors, inputs, matcher, fit)
-            baseline_layers = {
-                str(baseline): fit(baseline) for baseline in (BASELINES if baselines is None else baselines)
-            }
+            baseline_layers = {str(name): fit(name) for name in (BASELINES if baselines is None else baselines)}
         swapped.anchors = anchor_set
         swapped.config.recipe = {**_recipe(anchor_set, anchors_passed, anchors_paired, new), **map_recipe}
         return _scored(swapped, data, paired_data, head.whole, baseline_layers, run)

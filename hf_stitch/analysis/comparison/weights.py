@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -83,31 +83,22 @@ def compare_all_weights(
     whole networks, ``(networks, networks)``, NaN where two networks are not comparable in all layers.
     """
     readings = {name: read_weights(side.model, metrics, layers.get(name)) for name, side in sides.items()}
-    prefixed: dict[str, dict[str, Weights]] = {
-        label: {
-            f"{name}/{layer}": of_layer
-            for name, by_metric in readings.items()
-            for layer, of_layer in by_metric[label].items()
-        }
-        for label in metrics
-    }
+    prefixed: dict[str, dict[str, Weights]] = {label: {} for label in metrics}
+    for name, label in product(readings, metrics):
+        prefixed[label] |= {f"{name}/{layer}": weights for layer, weights in readings[name][label].items()}
     atlas, values = _compare_pairs(prefixed, prefixed, metrics)
     whole = {label: np.full((len(readings), len(readings)), np.nan) for label in metrics}
     undefined = dict(atlas.undefined)
     for label, metric in metrics.items():
         for (i, a), (j, b) in product(enumerate(readings), repeat=2):
-            whole[label][i, j], reason = _whole(
-                metric, readings[a][label], readings[b][label], values[label], f"{a}/", f"{b}/"
-            )
+            sides_read = readings[a][label], readings[b][label]
+            whole[label][i, j], reason = _whole(metric, *sides_read, values[label], f"{a}/", f"{b}/")
             if reason is not None:
                 undefined[pair_name(label, f"{a}/{WHOLE}", f"{b}/{WHOLE}")] = reason
     description = {"networks": {name: dict(side.description) for name, side in sides.items()}}
     recipe = _recipe(metrics) | {"a": description, "b": description}
-    layer_names_of = {
-        name: tuple(dict.fromkeys(layer for of_layer in by_metric.values() for layer in of_layer))
-        for name, by_metric in readings.items()
-    }
-    return replace(atlas, recipe=shareable(recipe), undefined=undefined), layer_names_of, whole
+    names = {name: tuple(dict.fromkeys(chain(*by_metric.values()))) for name, by_metric in readings.items()}
+    return replace(atlas, recipe=shareable(recipe), undefined=undefined), names, whole
 
 
 def same_layers(
@@ -126,9 +117,7 @@ def _compare_pairs(
     a: Readings, b: Readings, metrics: Mapping[str, WeightMetric]
 ) -> tuple[SimilarityAtlas, dict[str, dict[Pair, float]]]:
     """Compare all pairs of layers of two networks from the weights that were read."""
-    names_a, names_b = (
-        tuple(dict.fromkeys(layer for layer_weights in side.values() for layer in layer_weights)) for side in (a, b)
-    )
+    names_a, names_b = (tuple(dict.fromkeys(chain(*side.values()))) for side in (a, b))
     pair_values: dict[str, dict[Pair, float]] = {}
     undefined: dict[str, str] = {}
     for label, metric in metrics.items():
