@@ -183,7 +183,7 @@ def test_other_samples_layers_rows_and_encoders_are_refused(chosen: Samples) -> 
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
     convolutions = hf_stitch.load(net, example_inputs=torch.randn(2, 3, 8, 8))
     for call, message in (
-        (lambda: plain.encode(a, "1", chosen.select(range(11, -1, -1))), "same samples in another order"),
+        (lambda: plain.encode(a, "1", chosen.select(range(11, -1, -1))), "same samples in a different order"),
         (lambda: plain.encode(a, "1", select_anchors(DATA, 12, seed=1)), "different samples"),
         (lambda: plain.encode(a, "1", Samples.of(torch.randn(12, 4), id=chosen.ids)), "ids .* but different content"),
         (lambda: anchors.values(a, "3"), r"not encoded .* '3' \(mean\); the set contains this encoder with another"),
