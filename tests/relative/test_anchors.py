@@ -86,7 +86,7 @@ def test_parallel_anchors_are_the_given_ones_in_the_given_order() -> None:
     one.check_parallel(other)
     assert one.fingerprint != other.fingerprint
     swapped = AnchorSet.of(select_anchors(french, 2, "parallel", ids=["w", "d"]))
-    with pytest.raises(ValueError, match=r"not parallel: .* place 0: id 'd' and id 'w'.*another order"):
+    with pytest.raises(ValueError, match=r"not parallel: .* index 0: id 'd' and id 'w'.*a different order"):
         one.check_parallel(swapped)
 
 
