@@ -98,8 +98,8 @@ def _import_path() -> Iterator[None]:
     before, modules = list(sys.path), {*sys.modules}
     yield
     sys.path[:] = before
-    functions._RUN.clear()
-    functions._BESIDE.clear()
+    functions._MODULES.clear()
+    functions._FOLDERS.clear()
     for name in {*sys.modules} - modules:
         if name == "beside" or name.startswith("hf_stitch_file_"):
             del sys.modules[name]

@@ -284,7 +284,7 @@ def test_few_anchors_and_missing_ids_are_told() -> None:
     one = RelativeProjection.of(anchors, ids=ids)
     with pytest.warns(UserWarning, match="cannot check that these are the samples of the projection.* pass ids="):
         one.with_anchors(anchors)
-    with pytest.raises(ValueError, match=r"these are not the anchors of the projection: .*another order"):
+    with pytest.raises(ValueError, match=r"these are not the anchors of the projection: .*a different order"):
         one.with_anchors(anchors.flip(0), ids[::-1])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
