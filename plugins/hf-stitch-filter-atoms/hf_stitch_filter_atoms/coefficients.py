@@ -47,7 +47,7 @@ def share_coefficients(models: Sequence[nn.Module], reference: nn.Module | None 
     check_same_layers([*layers, *([atomized(reference)] if reference is not None else [])])
     shared = {
         name: (
-            _common([_filters(convs[name]) for convs in layers], layers[0][name])
+            _common_coefficients([_filters(convs[name]) for convs in layers], layers[0][name])
             if reference is None
             else atomized(reference)[name].coefficients.detach().clone()
         )
@@ -125,7 +125,7 @@ def _filters(conv: AtomConv2d) -> Tensor:
     return conv.coefficients.detach().cpu().double().flatten(0, 1) @ conv.atoms.detach().cpu().double().flatten(1)
 
 
-def _common(filters: Sequence[Tensor], reference: AtomConv2d) -> Tensor:
+def _common_coefficients(filters: Sequence[Tensor], reference: AtomConv2d) -> Tensor:
     """Return the orthonormal coefficients that approximate all filters best, from the Gram matrix of their columns."""
     stacked = torch.cat(list(filters), 1)
     count = reference.coefficients.shape[2]

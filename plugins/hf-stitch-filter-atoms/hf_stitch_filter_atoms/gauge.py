@@ -175,7 +175,7 @@ def _greatest_positive(a: Tensor, b: Tensor, c: Tensor, bound: float) -> Tensor:
     scales = _grid(-math.log(bound) / 2, math.log(bound) / 2, a, count)
     optima = _optima_of_scales(scales, a, b, c, bound)[1]
     for _ in range(ALTERNATIONS):
-        previous_scales, (scales, optima) = scales, _distinct(_best_scale(optima, a, b), optima)
+        previous_scales, (scales, optima) = scales, _drop_near_duplicates(_best_scale(optima, a, b), optima)
         if len(scales) == len(previous_scales) and bool(((scales - previous_scales).abs() < MERGE_DISTANCE).all()):
             break
         optima = _optima_of_scales(scales, a, b, c, bound, start=optima, steps=1)[1]
@@ -196,10 +196,10 @@ def _least_positive(a: Tensor, b: Tensor, c: Tensor, bound: float) -> Tensor:
         scales = _grid(middle - width, middle + width, a)
         values, optima = _optima_of_scales(scales, a, b, c, bound, least=True)
         middle, width = scales[values.argmax()].item(), 4 * width / GRID
-    return _between(optima[0], optima[-1], middle, a, b)
+    return _point_on_segment(optima[0], optima[-1], middle, a, b)
 
 
-def _between(first: Tensor, last: Tensor, scale: float, a: Tensor, b: Tensor) -> Tensor:
+def _point_on_segment(first: Tensor, last: Tensor, scale: float, a: Tensor, b: Tensor) -> Tensor:
     """Return the P on a segment with this optimal scale; where the minimum jumps, a mixture of both ends."""
     gaps = [_best_scale(p[None], a, b).item() - scale for p in (first, last)]
     if gaps[0] * gaps[1] >= 0:
@@ -214,7 +214,7 @@ def _grid(low: float, high: float, like: Tensor, count: int = GRID) -> Tensor:
     return torch.linspace(low, high, count, dtype=like.dtype)
 
 
-def _distinct(scales: Tensor, optima: Tensor) -> tuple[Tensor, Tensor]:
+def _drop_near_duplicates(scales: Tensor, optima: Tensor) -> tuple[Tensor, Tensor]:
     """Return sorted scales without near-duplicates, and their P."""
     scales, order = scales.sort()
     is_new = torch.cat([torch.ones(1, dtype=torch.bool), scales.diff() > MERGE_DISTANCE])

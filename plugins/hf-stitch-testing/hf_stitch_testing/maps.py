@@ -64,7 +64,10 @@ class _MatcherKit(Configuration[Matcher]):
 
     def _sides(self, widths: tuple[tuple[int, int], ...]) -> Iterator[tuple[Tensor, Tensor]]:
         skip_unless(not isinstance(self.entry, TrainedMatcher), f"{self.entry.name} is trained through networks")
-        return (_clustered(*pair) if isinstance(self.entry, UnpairedMatcher) else _related(*pair) for pair in widths)
+        return (
+            _clustered_rows(*pair) if isinstance(self.entry, UnpairedMatcher) else _related_rows(*pair)
+            for pair in widths
+        )
 
     def _fit(self, x: Tensor, y: Tensor, moments: Moments | None = None, dtype: torch.dtype = torch.float64) -> Stitch:
         """Fit the matcher to rows or to their moments."""
@@ -156,14 +159,14 @@ class _MatcherKit(Configuration[Matcher]):
         require_error(ValueError, lambda: self._fit(x, y), case)
 
 
-def _related(dx: int, dy: int) -> tuple[Tensor, Tensor]:
+def _related_rows(dx: int, dy: int) -> tuple[Tensor, Tensor]:
     """Return related float64 rows of x and y, with means several standard deviations from 0."""
     numbers = random(_ROWS + dx, dx + dy)
     x = numbers[:_ROWS, :dx] + 5
     return x, x @ numbers[_ROWS:, dx:] + 0.3 * numbers[:_ROWS, dx:] - 3
 
 
-def _clustered(dx: int, dy: int) -> tuple[Tensor, Tensor]:
+def _clustered_rows(dx: int, dy: int) -> tuple[Tensor, Tensor]:
     """Return float64 rows in twelve clusters, and their image under an orthogonal map with different means."""
     generator, min_width = torch.Generator().manual_seed(0), min(dx, dy)
     centres = random(12, min_width, seed=generator)

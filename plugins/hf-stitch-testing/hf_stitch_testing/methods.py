@@ -201,14 +201,14 @@ class _DetectorKit(Configuration[Detector]):
 
     @cached_property
     def scorers(self) -> list[Scorer]:
-        return [self.entry.fit([activations], **self._required(activations)) for activations in self.known]
+        return [self.entry.fit([activations], **self._extra_inputs(activations)) for activations in self.known]
 
     def _cases(self) -> Iterator[tuple[Representation, Scorer, Tensor]]:
         """Yield activations, a scorer fitted to them, and their scores."""
         for activations, scorer in zip(self.known, self.scorers, strict=True):
             yield activations, scorer, scorer.score(activations)
 
-    def _required(self, activations: Representation) -> dict[str, Any]:
+    def _extra_inputs(self, activations: Representation) -> dict[str, Any]:
         """Return the labels and auxiliary activations that the detector requires."""
         extras: dict[str, Any] = {}
         if self.entry.needs_labels:
@@ -219,7 +219,7 @@ class _DetectorKit(Configuration[Detector]):
 
     def needs(self) -> None:
         for activations in self.known:
-            extras = self._required(activations)
+            extras = self._extra_inputs(activations)
             for name in extras:
                 remaining = {key: value for key, value in extras.items() if key != name}
                 word = "class" if name == "labels" else name
@@ -236,7 +236,7 @@ class _DetectorKit(Configuration[Detector]):
         require_close(scores, separate, "the score of a sample must not depend on the remaining samples", 1e-5, 1e-5)
 
     def batches(self, activations: Representation, scorer: Scorer, scores: Tensor) -> None:
-        extras = self._required(activations)
+        extras = self._extra_inputs(activations)
         if "auxiliary" in extras:
             extras["auxiliary"] = _split(extras["auxiliary"][0])
         rescored = self.entry.fit(_split(activations), **extras).score(activations)
@@ -246,7 +246,7 @@ class _DetectorKit(Configuration[Detector]):
     def random_state(self) -> None:
         for activations in self.known:
             with unchanged("fitting and scoring must not change torch's random state"):
-                self.entry.fit([activations], **self._required(activations)).score(activations)
+                self.entry.fit([activations], **self._extra_inputs(activations)).score(activations)
 
     def far(self, activations: Representation, scorer: Scorer, scores: Tensor) -> None:
         far, near = scorer.score(_far(activations, activations.values)).median(), scores.median()

@@ -200,7 +200,7 @@ class _MetricKit(_Values):
         shuffled = torch.randperm(_ROWS, generator=torch.Generator().manual_seed(2))
         some_x, some_y = x[numbers % 7], y[numbers * 3 % 11]  # few rows, repeated many times
         for sides in ((x, y), (some_x, y), (x, some_y), (some_x, some_y), (some_x, 2 * some_x)):
-            original, reordered = (self._defined(*(side[rows] for side in sides)) for rows in (numbers, shuffled))
+            original, reordered = (self._value_or_nan(*(side[rows] for side in sides)) for rows in (numbers, shuffled))
             zero = 1e-9 if self.metric.higher_is_better else 1e-7  # a distance is often the root of a difference
             _require_close(reordered, original, 1e-9, "of shuffled samples", zero)
 
@@ -217,7 +217,7 @@ class _MetricKit(_Values):
         self._require_error("equal rows of x", x[:1].expand_as(x), y)
         self._require_error("equal rows of y", x, y[:1].expand_as(y))
 
-    def _defined(self, x: Tensor, y: Tensor) -> float:
+    def _value_or_nan(self, x: Tensor, y: Tensor) -> float:
         """Return the value, or NaN if the metric raises a ``ValueError``."""
         try:
             return self._value(x, y)
