@@ -173,9 +173,7 @@ class Unsupervised(UnpairedMatcher):
             torch.from_numpy(KMeans(count, n_init=KMEANS, random_state=seed).fit(rows.numpy()).cluster_centers_)
             for rows in (x, y)
         ]
-        permutation, _ = match_by_similarity(
-            _standardise_similarities(centres[0]), _standardise_similarities(centres[1]), self.restarts, seed
-        )
+        permutation, _ = match_by_similarity(*map(_standardise_similarities, centres), self.restarts, seed)
         return centres[0], centres[1][permutation]
 
 

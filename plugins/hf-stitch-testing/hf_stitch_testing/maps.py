@@ -64,10 +64,8 @@ class _MatcherKit(Configuration[Matcher]):
 
     def _sides(self, widths: tuple[tuple[int, int], ...]) -> Iterator[tuple[Tensor, Tensor]]:
         skip_unless(not isinstance(self.entry, TrainedMatcher), f"{self.entry.name} is trained through networks")
-        return (
-            _clustered_rows(*pair) if isinstance(self.entry, UnpairedMatcher) else _related_rows(*pair)
-            for pair in widths
-        )
+        draw_rows = _clustered_rows if isinstance(self.entry, UnpairedMatcher) else _related_rows
+        return (draw_rows(*pair) for pair in widths)
 
     def _fit(self, x: Tensor, y: Tensor, moments: Moments | None = None, dtype: torch.dtype = torch.float64) -> Stitch:
         """Fit the matcher to rows or to their moments."""
