@@ -263,16 +263,18 @@ def page(record: Mapping[str, Any]) -> str:
     parts = [
         "# Scaling",
         "",
-        "This page shows how the time of a job grows with its size. `python -m benchmarks.scaling docs` wrote it "
-        f"({record['machine']}). Times are processor time of one thread, without networks: activations are random rows "
-        "in memory, so the curves show the cost of hf-stitch. A network adds its forward passes "
-        "([benchmarks](benchmarks.md)).",
+        "This page shows how the time of a job (one call of `compare`, `stitch` or a similar function) grows with its "
+        f"size. The times are processor time of one thread ({record['machine']}). They include the work of hf-stitch, "
+        "but not the forward passes of networks, because the measured jobs use random activations in memory. For times "
+        "with networks, see [benchmarks](benchmarks.md). `python -m benchmarks.scaling docs` wrote this page.",
         "",
         "![Measured and modelled seconds](scaling.png)",
         "",
-        "The model of each job has a constant and a rate for each term. *Left out* is the prediction for a size by a "
-        "model fitted to all other sizes; it shows the expected error inside the measured range. The second table of "
-        "each job contains **predictions**, not measurements.",
+        "For each job, we fitted a model of the time: a constant, and a rate for each term that grows with the size. "
+        "In the first table of a job, n is the number of rows, d the width of the layers, and *pairs* the number of "
+        "pairs of layers. The column *left out* checks the model: it predicts the time for this size from all "
+        "other sizes. "
+        "The second table contains **predictions** for larger sizes, not measurements.",
         "",
     ]
     for name, job in JOBS.items():
@@ -283,8 +285,8 @@ def page(record: Mapping[str, Any]) -> str:
         parts += [
             f"## {job.title[0].upper()}{job.title[1:]}",
             "",
-            f"Seconds ≈ {rates['constant']:.2g} + {terms}. Left out: median error {np.median(errors):.0%}, largest "
-            f"{max(errors):.0%}.",
+            f"Seconds ≈ {rates['constant']:.2g} + {terms}. Error of *left out*: median {np.median(errors):.0%}, "
+            f"largest {max(errors):.0%}.",
             "",
             "| n | d | pairs | seconds | left out |",
             "|---|---|---|---|---|",
@@ -307,17 +309,17 @@ def page(record: Mapping[str, Any]) -> str:
         "## Several processes, GPUs and nodes",
         "",
         f"Measured: comparing the blocks of two ResNet-18 on {SHARED} images of 64 px takes {one:.1f} s in one process "
-        f"of one thread and {two:.1f} s in two: {one / two:.2f} times as fast.",
+        f"and {two:.1f} s in two processes ({one / two:.2f} times as fast), with one thread each.",
         "",
-        "Forward passes and statistics of rows are divided by the number of processes. The solution of closed forms "
-        "(width³) and the values of all pairs are not. Processes exchange statistics once at the end: each sends "
-        "about twice the bytes in the column *memory of statistics*, which **predicts** 2 s for 1.3 GiB at 10 "
-        "Gbit/s. Each process holds all statistics.",
+        "Several processes split the forward passes and the statistics of the rows. They do not split the solution of "
+        "closed forms (the width³ term) or the computation of the values of all pairs. Each process holds all "
+        "statistics, and the processes exchange them once, at the end. Each process then sends about twice the bytes "
+        "in the column *memory of statistics*: **predicted**, 2 s for 1.3 GiB at 10 Gbit/s.",
         "",
         "On a GPU, rows are multiplied on the device, in float64 for co-moments and in float32 for Gram matrices. "
-        "This page does not contain measurements on a GPU; `python -m benchmarks.gpu` makes them. The ratio of the "
-        "GPU's rate for matrix products in that precision to the rate of this machine (about 50 GFLOP/s in float64, "
-        "90 in float32, on one core) **predicts** the factor for the terms with width²; the other terms depend on "
+        "This page does not contain measurements on a GPU; `python -m benchmarks.gpu` makes them. To **predict** the "
+        "speed-up of the terms with width², divide the GPU's rate for matrix products in that precision by the rate "
+        "of this machine (on one core about 50 GFLOP/s in float64, and 90 in float32). The other terms depend on "
         "memory bandwidth.",
         "",
     ]

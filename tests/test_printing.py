@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hf_stitch import SimilarityAtlas, load_report, registries
-from hf_stitch.cli.output import Output, as_json
+from hf_stitch.cli.output import Output, json_of
 from hf_stitch.options import checked
 from hf_stitch.printing import Visible, progress_bar, visible, warn
 from hf_stitch.results import Result
@@ -79,7 +79,7 @@ def test_no_text_of_a_result_commands_a_terminal(path: Path, capsys: pytest.Capt
     tried = 0
     for text, result in hostile(path):
         try:
-            shown = str(result) + as_json(result.to_dict())
+            shown = str(result) + json_of(result.to_dict())
             if not tried:
                 Output(as_json=False).show(result)
                 assert "<img" not in result._repr_html_()

@@ -149,7 +149,7 @@ NOT_SET = ...
 HOOKS = "hooks"
 """Key of the forward hooks among the attributes of a module, if they may change its outputs."""
 
-WATCHING = ("accelerate", "deepspeed", "hf_stitch", "peft", "torch", "transformers", "wandb")
+HARMLESS = ("accelerate", "deepspeed", "hf_stitch", "peft", "torch", "transformers", "wandb")
 """Packages with hooks that only move, distribute, record or watch values."""
 
 NAMESPACES = ("argparse", "types")
@@ -259,7 +259,7 @@ def _hooks(module: nn.Module) -> list[str]:
     return [
         getattr(hook, "__qualname__", type(hook).__qualname__)
         for hook in hooks
-        if (getattr(hook, "__module__", None) or type(hook).__module__).partition(".")[0] not in WATCHING
+        if (getattr(hook, "__module__", None) or type(hook).__module__).partition(".")[0] not in HARMLESS
     ]
 
 

@@ -19,12 +19,12 @@ def layer_names(argument: str, layers: Iterable[str]) -> tuple[str, ...]:
     names = tuple(layers)
     if not names:
         raise ValueError(f"{argument} must contain at least one layer, got none")
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"{argument} contains {twice[0]!r} more than once; name each layer once")
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{argument} contains {repeated[0]!r} more than once; name each layer once")
     return names
 
 
-def check_meet(source: Adapter, target: Adapter, pooling: Pooling) -> None:
+def check_comparable(source: Adapter, target: Adapter, pooling: Pooling) -> None:
     """Check that two networks accept the same kind of samples and, without pooling, the same tokens."""
     if source is not target and source.model is target.model and getattr(source.model, "peft_config", None):
         warn(
@@ -60,18 +60,18 @@ def check_meet(source: Adapter, target: Adapter, pooling: Pooling) -> None:
 
 
 def padded_alike(source: Adapter, target: Adapter) -> tuple[Adapter, Adapter]:
-    """Return two networks that pad texts on the same side, if they share one, so that token positions correspond.
+    """Return two networks that pad texts on the same side, if both accept one, so that token positions correspond.
 
-    Networks that run texts by length are padded on the right. The original adapters do not change.
+    A network without padding sides groups texts by length, and is padded on the right. The adapters do not change.
     """
-    first, second = (adapter._padded().sides or ("right",) for adapter in (source, target))
-    common = tuple(side for side in first if side in second)
+    sides_a, sides_b = (adapter._padded().sides or ("right",) for adapter in (source, target))
+    common = tuple(side for side in sides_a if side in sides_b)
 
-    def padded(network: Adapter) -> Adapter:
-        if not common or len(network.interface.sides) <= len(common):
+    def restricted(network: Adapter, sides: tuple[str, ...]) -> Adapter:
+        if not common or len(sides) <= len(common):
             return network
         twin = copy.copy(network)
         twin.interface = replace(network.interface, sides=common)
         return twin
 
-    return padded(source), padded(target)
+    return restricted(source, sides_a), restricted(target, sides_b)

@@ -49,7 +49,7 @@ class Override:
     def special_ids(self, model: nn.Module) -> tuple[int, ...]:
         """Return token ids that heads search for, in addition to padding and end of text in the config.
 
-        A context keeps these ids when the content is erased.
+        A context for decoding replaces all token ids of the content by a filler, except these.
         """
         return ()
 

@@ -15,7 +15,7 @@ from hf_stitch.adapters import Adapter
 from hf_stitch.analysis.shown import names_of
 from hf_stitch.artefacts.record import SCORED
 from hf_stitch.data import Samples
-from hf_stitch.data.overlap import FITTED, held_out
+from hf_stitch.data.overlap import FITTED, samples_text
 from hf_stitch.results import Result
 from hf_stitch.scoring.measured import Score as Score
 from hf_stitch.tasks.base import Answers, Task
@@ -206,7 +206,7 @@ class Evaluation(Result):
         table = Table(
             "predictor",
             *(f.replace("_", " ") for f in figures),
-            title=f"{held_out(self.n, self.fitted_share)}, 95% intervals over samples",
+            title=f"{samples_text(self.n, self.fitted_share)}, 95% intervals over samples",
         )
         notes = [f"no {who}: {reason}" for who, reason in self.left_out.items()]
         if self.parts is not None and (errors := self.parts.recipe.get("held_out_errors")):
@@ -267,12 +267,12 @@ def differing(
     stitched, target = predicted["stitched"], predicted["target"]
     distance = task.apart(stitched, target)
     order = np.argsort(-np.nan_to_num(distance), kind="stable")[:count].tolist()
-    chosen = samples.select(order)
-    (batch,) = chosen.batches(len(order))
+    example_samples = samples.select(order)
+    (batch,) = example_samples.batches(len(order))
     return tuple(
         Example(
-            str(chosen.ids[number]), float(distance[place]), task.shown(stitched, place, names),
-            task.shown(target, place, names), task.label_shown(target, place, names), batch.samples[number],
+            str(example_samples.ids[row]), float(distance[index]), task.shown(stitched, index, names),
+            task.shown(target, index, names), task.label_shown(target, index, names), batch.samples[row]
         )
-        for number, place in enumerate(order)
+        for row, index in enumerate(order)
     )  # fmt: skip

@@ -94,8 +94,8 @@ class StitchedLibrary(Transformers):
         repo_or_folder = reference.id
         if not reference.is_local:
             names = ("subfolder", *hub.DownloadOptions.__annotations__)
-            access: Any = {name: options[name] for name in names if name in options}
-            commit = hub.commit_of(repo_or_folder, **{**access, "revision": reference.revision})
+            download_options: Any = {name: options[name] for name in names if name in options}
+            commit = hub.commit_of(repo_or_folder, **{**download_options, "revision": reference.revision})
             reference = dataclasses.replace(reference, revision=commit or reference.revision)
             options["revision"] = reference.revision
         model = StitchedModel.from_pretrained(repo_or_folder, **options)
@@ -117,10 +117,10 @@ class StitchedLibrary(Transformers):
         if isinstance(example_inputs, Mapping):
             example = dict(model.source_inputs(example_inputs))
         elif example_inputs is not None:
-            first: nn.Module = model
-            while isinstance(first, StitchedModel):
-                first = first.source.model
-            example = named(first, example_inputs, {}, interface.content[0])
+            innermost: nn.Module = model
+            while isinstance(innermost, StitchedModel):
+                innermost = innermost.source.model
+            example = named(innermost, example_inputs, {}, interface.content[0])
         else:
             example = _example(model)
         device, dtype = place_of(model)
@@ -156,9 +156,9 @@ class StitchedLibrary(Transformers):
             settings.chosen[f"{side}.layer"] = half.cut.layer
             blueprint = getattr(stitched.config, side)["blueprint"]
             if blueprint is not None:
-                below = settings_of(half.model, registries.adapters.get(blueprint["library"])())
-                settings.chosen.update({f"{side}.{name}": setting for name, setting in below.chosen.items()})
-                settings.defaults.update({f"{side}.{name}": setting for name, setting in below.defaults.items()})
+                inner = settings_of(half.model, registries.adapters.get(blueprint["library"])())
+                settings.chosen.update({f"{side}.{name}": setting for name, setting in inner.chosen.items()})
+                settings.defaults.update({f"{side}.{name}": setting for name, setting in inner.defaults.items()})
         return settings
 
     def build(self, blueprint: Mapping[str, Any]) -> nn.Module:
@@ -178,9 +178,9 @@ def _module(model: nn.Module, layer: str) -> str:
     if not isinstance(model, StitchedModel) or side not in SIDES or not rest:
         return layer
     half: Front | Back = getattr(model, side)
-    name, last = _module(half.model, rest), half.cut.layer
-    if side == "source" and f"{name}.".startswith(f"{last}."):  # inside the module at the end of the half
-        name = f"{last}.{KEPT}{name.removeprefix(last)}"
+    name, cut_layer = _module(half.model, rest), half.cut.layer
+    if side == "source" and f"{name}.".startswith(f"{cut_layer}."):  # inside the module at the end of the half
+        name = f"{cut_layer}.{KEPT}{name.removeprefix(cut_layer)}"
     return f"{side}.model.{name}"
 
 
@@ -201,12 +201,12 @@ def _example(model: StitchedModel) -> dict[str, Any]:
     """Return example inputs for finding the cuts of a stitched model: from its source, or random."""
     if model.parents is not None:
         return model.parents[0].example
-    reads = isinstance(model.source, PrefixFront)  # the tokens of the target
-    half, interface = model.target if reads else model.source, model.source.takes
-    blueprint = getattr(model.config, "target" if reads else "source")["blueprint"]
+    has_prefix = isinstance(model.source, PrefixFront)  # the tokens of the target
+    half, interface = model.target if has_prefix else model.source, model.source.takes
+    blueprint = getattr(model.config, "target" if has_prefix else "source")["blueprint"]
     if interface.modality != "text" and set(interface.given) <= interface.prompt.keys():
-        draw, blank = torch.Generator().manual_seed(0), interface.blank(2, None, torch.device("cpu"))
-        return {n: torch.randn(v.shape, generator=draw) if n in interface.content else v for n, v in blank.items()}
+        generator, blank = torch.Generator().manual_seed(0), interface.blank(2, None, torch.device("cpu"))
+        return {n: torch.randn(v.shape, generator=generator) if n in interface.content else v for n, v in blank.items()}
     if blueprint is None:
         raise ExampleError(
             "the inputs of a source of user code cannot be generated: pass example_inputs, a batch of "

@@ -60,11 +60,11 @@ class Artefact:
         """Write the artefact and its card to a folder, and remove the files of an earlier artefact."""
         self._check_savable()
         card_path = folder / hub.CARD
-        present = card_path.read_bytes().decode("utf-8-sig") if card_path.is_file() else None
+        old_card = card_path.read_bytes().decode("utf-8-sig") if card_path.is_file() else None
         with replacing(folder, lambda folder: stale(folder, self.record_file), sync=sync) as fresh:
             self._write_signed(fresh, **options)
-            written = card(self.describe(), present=present, sample=self._sample_code())
-            (fresh / hub.CARD).write_bytes(written.encode())
+            card_text = card(self.describe(), present=old_card, sample=self._sample_code())
+            (fresh / hub.CARD).write_bytes(card_text.encode())
 
     def _write_signed(self, folder: Path, licences: Mapping[str, str | None] | None = None, **options: Any) -> None:
         record = self._write(folder, **options)
@@ -84,10 +84,10 @@ class Artefact:
         public.to_html(folder / REPORT)
         if find_spec("matplotlib") is None:
             return (REPORT,)
-        drawn = {"stitch.png": public.plot_parts(), "scores.png": public.plot()}
-        for name, figure in drawn.items():
+        plots = {"stitch.png": public.plot_parts(), "scores.png": public.plot()}
+        for name, figure in plots.items():
             figure.savefig(folder / name, dpi=150)
-        return *drawn, REPORT
+        return *plots, REPORT
 
     def _licences(self) -> dict[str, str | None]:
         ends = {side: getattr(self.describe(), side) for side in SIDES}
@@ -120,16 +120,16 @@ class Artefact:
                 remedy.
         """
         self._check_savable()
-        upload = {name: options.pop(name) for name in hub.UploadOptions.__annotations__ if name in options}
+        upload_options = {name: options.pop(name) for name in hub.UploadOptions.__annotations__ if name in options}
         licences = self._licences()
 
         def described() -> Description:
-            now = self.describe()
-            return replace(now, **{side: replace(getattr(now, side), license=licences[side]) for side in SIDES})
+            about = self.describe()
+            return replace(about, **{side: replace(getattr(about, side), license=licences[side]) for side in SIDES})
 
         with tempfile.TemporaryDirectory() as folder:
             self._write_signed(Path(folder), licences, **options)
-            figures = self._illustrate(Path(folder))
+            pictures = self._illustrate(Path(folder))
             return hub.upload(
                 Path(folder),
                 repo_id,
@@ -140,7 +140,7 @@ class Artefact:
                     present=merge_cards(there, present),
                     tags=tags,
                     sample=self._sample_code(),
-                    figures=figures,
+                    pictures=pictures,
                 ),
-                **{"commit_message": self.commit_message, **upload},
+                **{"commit_message": self.commit_message, **upload_options},
             )

@@ -51,7 +51,7 @@ class UncachedError(ValueError):
     """Raised for a network that cannot run with a cache; the message is the reason."""
 
 
-def takes(model: Any, argument: str) -> bool:
+def accepts_argument(model: Any, argument: str) -> bool:
     """Return whether the forward method of a model accepts an argument of this name."""
     return argument in arguments_of(model, "input_ids")
 
@@ -103,18 +103,18 @@ def decoder_layers(model: Any) -> tuple[int, ...]:
     if cache_argument(model) is None:
         raise UncachedError(f"{type(model).__name__} does not accept a cache")
     if hasattr(model, "number_layers"):  # a stitched model, with one cache for both halves
-        numbered_anew: tuple[int, ...] = model.number_layers()
-        return numbered_anew
-    numbered = {n: module for n, module in model.named_modules() if isinstance(getattr(module, "layer_idx", None), int)}
-    blocks = {name for name in numbered if any(inner.startswith(f"{name}.") for inner in numbered)}
-    layers = [module for n, module in numbered.items() if n not in blocks and any(True for _ in module.parameters())]
+        new_numbers: tuple[int, ...] = model.number_layers()
+        return new_numbers
+    modules = {n: module for n, module in model.named_modules() if isinstance(getattr(module, "layer_idx", None), int)}
+    blocks = {name for name in modules if any(inner.startswith(f"{name}.") for inner in modules)}
+    layers = [module for n, module in modules.items() if n not in blocks and any(True for _ in module.parameters())]
     return tuple(sorted({layer.layer_idx for layer in layers}))
 
 
 def layer_types(model: Any, layers: tuple[int, ...]) -> list[tuple[str, int | None]]:
     """Return the cache type and window of the given layers of a decoder."""
     config = model.config.get_text_config(decoder=True)
-    named, cached = getattr(config, "layer_types", None), DynamicCache(config=config).layers
+    declared, cached = getattr(config, "layer_types", None), DynamicCache(config=config).layers
     if layers and layers[-1] >= len(cached):
         raise UncachedError(
             f"{type(model).__name__} has a layer {layers[-1]}, but a cache of its config has {len(cached)} layers"
@@ -122,13 +122,13 @@ def layer_types(model: Any, layers: tuple[int, ...]) -> list[tuple[str, int | No
     types: list[tuple[str, int | None]] = []
     for layer in layers:
         window = getattr(cached[layer], "sliding_window", None) if getattr(cached[layer], "is_sliding", False) else None
-        kind = named[layer] if named is not None else "full_attention" if window is None else "sliding_attention"
+        kind = declared[layer] if declared is not None else "full_attention" if window is None else "sliding_attention"
         previous = getattr(cached[layer], "has_previous_state", None)
-        states = len(previous) if isinstance(previous, dict) else 1
-        if kind not in KINDS or states > 1:
+        num_states = len(previous) if isinstance(previous, dict) else 1
+        if kind not in KINDS or num_states > 1:
             raise UncachedError(
                 f"layer {layer} of {type(model).__name__} is of the type {kind}"
-                + (f" with {states} states" if states > 1 else "")
+                + (f" with {num_states} states" if num_states > 1 else "")
                 + ", which a cache of two networks cannot contain"
             )
         types.append(("sliding_attention" if kind == "chunked_attention" else kind, window))
@@ -171,11 +171,11 @@ def past_of(cache: Cache) -> int | None:
     return None if has_no_attention(cache.layers) else cache.get_seq_length()
 
 
-def select_tokens(cache: Cache | None, places: Tensor) -> None:
+def select_tokens(cache: Cache | None, positions: Tensor) -> None:
     """Select tokens in each layer of a cache, in the given order, and drop the rest."""
     assert cache is not None
     for layer in {id(layer): layer for layer in cache.layers}.values():
-        index = places[:, None, :, None]
+        index = positions[:, None, :, None]
         for name in ("keys", "values"):
             states = getattr(layer, name)
             setattr(layer, name, states.gather(2, index.expand(-1, states.shape[1], -1, states.shape[3])))
@@ -207,8 +207,8 @@ TOKENS, AT_ONCE = 6, 4
 """Length of the texts in the check of a cache, and the number of tokens in its first step."""
 
 TOLERANCE = {True: 1e-3, False: 5e-2}
-"""Largest difference between logits with and without a cache, relative to the largest logit, in float32 and above, and
-in half precision. Rounding error is 1e-6 in float32, and 1e-2 in bfloat16; the error of a lost past is .1 to 1."""
+"""Whether all weights have 32 bits or more -> largest difference between logits with and without a cache, relative to
+the largest logit. Rounding error is 1e-6 in float32, and 1e-2 in bfloat16; the error of a lost past is .1 to 1."""
 
 
 @torch.no_grad()
@@ -222,18 +222,18 @@ def check_cache(model: Any) -> list[Shape | None]:
     sizes = [model.config.vocab_size]
     if source.takes is source.interface:  # source and target receive the same tokens
         sizes.append(source.model.config.get_text_config().vocab_size)
-    most = min(size for size in sizes if size is not None)
-    ordinary = torch.tensor([token for token in range(most) if token not in source.takes.special_ids])
-    drawn = torch.randint(len(ordinary), (2, TOKENS), generator=torch.Generator().manual_seed(0))
-    ids, mask = ordinary[drawn].to(device), torch.ones(2, TOKENS, dtype=torch.long, device=device)
-    _compare_runs(model, ids[:1], {})
+    vocabulary = min(size for size in sizes if size is not None)
+    ordinary_tokens = torch.tensor([token for token in range(vocabulary) if token not in source.takes.special_ids])
+    indices = torch.randint(len(ordinary_tokens), (2, TOKENS), generator=torch.Generator().manual_seed(0))
+    ids, mask = ordinary_tokens[indices].to(device), torch.ones(2, TOKENS, dtype=torch.long, device=device)
+    _compare_runs(model, ids[:1], {})  # without padding
     mask[1, : AT_ONCE // 2] = 0
     padding = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
     return shapes_of(_compare_runs(model, ids, padding))
 
 
 def _compare_runs(model: Any, ids: Tensor, padding: Mapping[str, Tensor]) -> Cache:
-    """Compare the logits of a run over all tokens with several runs with a cache, and return the cache."""
+    """Raise an error if runs with a cache return other logits than a run over all tokens; return the cache."""
 
     def run(past: int, until: int, **options: Any) -> Any:
         arguments = {**{name: tensor[:, :until] for name, tensor in padding.items()}, **options}
@@ -242,7 +242,7 @@ def _compare_runs(model: Any, ids: Tensor, padding: Mapping[str, Tensor]) -> Cac
         )
 
     try:
-        whole = run(0, TOKENS, use_cache=False).logits
+        uncached = run(0, TOKENS, use_cache=False).logits
         cache = HalfCache(DynamicCache(config=model.config).layers, None)
         logits = [run(0, AT_ONCE, use_cache=True, **{NAME: cache}).logits]
         logits += [run(past, past + 1, use_cache=True, **{NAME: cache}).logits for past in range(AT_ONCE, TOKENS)]
@@ -252,13 +252,13 @@ def _compare_runs(model: Any, ids: Tensor, padding: Mapping[str, Tensor]) -> Cac
         cause = error.__cause__ if isinstance(error, HalfError) and error.__cause__ else error
         raise UncachedError(f"a run with a cache raises {type(cause).__name__}: {cause}") from error
     stepwise, real = torch.cat(logits, 1), padding.get("attention_mask", torch.ones_like(ids)).bool()
-    allowed = whole.abs() < EXCLUDED  # excluded tokens are never predicted by the network
-    largest = whole.where(allowed, 0).abs().max()
-    differs = float(((stepwise - whole).where(allowed, 0).abs().amax(-1)[real] / largest).max())
-    exact = all(weight.dtype.itemsize >= 4 for weight in model.parameters() if weight.is_floating_point())
-    if not (differs < TOLERANCE[exact] and torch.equal(stepwise[real].abs() < EXCLUDED, allowed[real])):
+    allowed = uncached.abs() < EXCLUDED  # excluded tokens are never predicted by the network
+    largest = uncached.where(allowed, 0).abs().max()
+    difference = float(((stepwise - uncached).where(allowed, 0).abs().amax(-1)[real] / largest).max())
+    full_precision = all(weight.dtype.itemsize >= 4 for weight in model.parameters() if weight.is_floating_point())
+    if not (difference < TOLERANCE[full_precision] and torch.equal(stepwise[real].abs() < EXCLUDED, allowed[real])):
         raise UncachedError(
-            f"with a cache, the logits differ by {differs:.1e} of the largest: a network attends to later tokens, or "
-            "stores its past elsewhere"
+            f"with a cache, the logits differ by {difference:.1e} of the largest: a network attends to later tokens, "
+            "or stores its past elsewhere"
         )
     return cache

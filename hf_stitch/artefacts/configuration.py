@@ -145,7 +145,7 @@ def record_of(adapter: Adapter, layer: str, half: Front | Back) -> dict[str, Any
     except ValueError as error:  # user code: the model runs, and saving it raises this error
         blueprint = {"blueprint": None, "why": str(error)}
     cut, plan = adapter.cut(layer)
-    half.made = attributes(half)
+    half.made = attributes(half)  # compared when the model is saved, to find changes by hand
     return {
         **blueprint,
         "cut": cut.to_dict(),
@@ -159,27 +159,27 @@ def record_of(adapter: Adapter, layer: str, half: Front | Back) -> dict[str, Any
 
 def front_of(config: StitchConfig) -> Front:
     """Build the front half of a config, without loading weights."""
-    half: Any = config.source
-    reading = half.get("reading")
-    if not reading:
-        return Front(*_parts(half))
-    takes = Interface.from_dict((config.target or {})["interface"])
-    embedding = nn.Embedding(*reading["own"]) if reading["own"] else None
-    return PrefixFront(*_parts(half), takes, reading["start"], embedding)
+    half_record: Any = config.source
+    prefix = half_record.get("reading")
+    if not prefix:
+        return Front(*_parts(half_record))
+    target_interface = Interface.from_dict((config.target or {})["interface"])
+    embedding = nn.Embedding(*prefix["own"]) if prefix["own"] else None
+    return PrefixFront(*_parts(half_record), target_interface, prefix["start"], embedding)
 
 
 def back_of(config: StitchConfig) -> Back:
     """Build the back half of a config, without loading weights, with one output per label of the config."""
-    half = copy.deepcopy(config.target or {})
-    network = (half.get("blueprint") or {}).get("config", {})
+    half_record = copy.deepcopy(config.target or {})
+    network = (half_record.get("blueprint") or {}).get("config", {})
     if len(network.get("id2label", ())) not in (0, config.num_labels) and task_named(config.task).describes_outputs:
         network |= {name: config.to_dict()[name] for name in ("id2label", "label2id")}
-    return Back(*_parts(half))
+    return Back(*_parts(half_record))
 
 
-def _parts(half: Mapping[str, Any]) -> tuple[nn.Module, Cut, CutPlan, Interface]:
-    plan, interface = CutPlan.from_dict(half["plan"]), Interface.from_dict(half["interface"])
-    return network_of(half["blueprint"]), Cut.from_dict(half["cut"]), plan, interface
+def _parts(half_record: Mapping[str, Any]) -> tuple[nn.Module, Cut, CutPlan, Interface]:
+    plan, interface = CutPlan.from_dict(half_record["plan"]), Interface.from_dict(half_record["interface"])
+    return network_of(half_record["blueprint"]), Cut.from_dict(half_record["cut"]), plan, interface
 
 
 class Halves:
@@ -201,18 +201,18 @@ class Halves:
         if lb not in self._backs:
             back = target.back(lb)
             self._backs[lb] = back, record_of(target, lb, back)
-        (front, of_front), (back, of_back) = self._fronts[la], self._backs[lb]
+        (front, front_record), (back, back_record) = self._fronts[la], self._backs[lb]
         config = StitchConfig(
-            task=task, source=copy.deepcopy(of_front), target=copy.deepcopy(of_back), stitch=layer.to_dict(),
+            task=task, source=copy.deepcopy(front_record), target=copy.deepcopy(back_record), stitch=layer.to_dict(),
             recipe=dict(recipe or {}), format_version=NEWEST if isinstance(front, PrefixFront) else FORMAT,
         )  # fmt: skip
         labels = getattr(getattr(target.model, "config", None), "id2label", None)
-        kind = task_named(task)
-        if labels and kind.describes_outputs:
+        task_class = task_named(task)
+        if labels and task_class.describes_outputs:
             config.id2label, config.label2id = dict(labels), {label: i for i, label in labels.items()}
-        elif kind.describes_outputs:
+        elif task_class.describes_outputs:
             config.num_labels = self._outputs
-        config.problem_type = kind.problem_type
+        config.problem_type = task_class.problem_type
         return config, front, back
 
     @cached_property
@@ -221,9 +221,9 @@ class Halves:
             return logits_of(self.target.forward(self.target.example)).shape[-1]
 
 
-# AutoImageProcessor then loads the processor saved with a stitched model without a warning.
+# Registered, so that AutoImageProcessor loads the processor of a stitched model without a warning.
 if "image_processor_classes" in inspect.signature(AutoImageProcessor.register).parameters:
-    _both: dict[str, Any] = {"image_processor_classes": dict.fromkeys(("pil", "torchvision"), TimmImageProcessor)}
+    _classes: dict[str, Any] = {"image_processor_classes": dict.fromkeys(("pil", "torchvision"), TimmImageProcessor)}
 else:  # transformers before 5.12
-    _both = {"slow_image_processor_class": TimmImageProcessor}
-AutoImageProcessor.register(StitchConfig, **_both, exist_ok=True)
+    _classes = {"slow_image_processor_class": TimmImageProcessor}
+AutoImageProcessor.register(StitchConfig, **_classes, exist_ok=True)

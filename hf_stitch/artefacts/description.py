@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from hf_stitch.artefacts.files import CONFIG, STITCHER, kind_of
+from hf_stitch.artefacts.files import CONFIG, STITCHER, record_name
 from hf_stitch.artefacts.record import (
     SIDES,
     built_from,
@@ -83,11 +83,11 @@ class Description:
     def methods(self) -> tuple[Method, ...]:
         """The registered methods required to load the artefact: maps, similarities and the head."""
         maps = [self.stitch[part] for part in ("body", "prefix") if self.stitch.get(part)]
-        names = [name for stitch in maps for name in stitch.get("similarities", ()) if isinstance(name, Mapping)]
+        similarities = [name for record in maps for name in record.get("similarities", ()) if isinstance(name, Mapping)]
         tasks = [] if self.task is None else [("tasks", self.task)]
         return (
-            *(("stitches", str(stitch["name"])) for stitch in maps),
-            *(("similarities", str(similarity["name"])) for similarity in names),
+            *(("stitches", str(record["name"])) for record in maps),
+            *(("similarities", str(similarity["name"])) for similarity in similarities),
             *tasks,
         )
 
@@ -123,13 +123,13 @@ class Description:
             whole: Whether the record belongs to a stitched model.
         """
         layers = [_layer(record[side]) if whole else record[side]["layer"] for side in SIDES]
-        ends = [ModelReference.from_dict(record[side]["reference"]) for side in SIDES]
+        references = [ModelReference.from_dict(record[side]["reference"]) for side in SIDES]
         recipe, scores = (record.get(key) or {} for key in ("recipe", "scores"))
         spec = record["stitch"]["source"]
-        of_texts = spec["layout"] == "bnd" and not spec["grid"]
-        modality = record["source"]["interface"]["modality"] if whole else "text" if of_texts else ""
-        ended = (ends[0], layers[0], ends[1], layers[1], record["stitch"])
-        return cls(whole, *ended, record.get("task"), recipe, scores, modality)
+        is_text = spec["layout"] == "bnd" and not spec["grid"]
+        modality = record["source"]["interface"]["modality"] if whole else "text" if is_text else ""
+        both_ends = (references[0], layers[0], references[1], layers[1], record["stitch"])
+        return cls(whole, *both_ends, record.get("task"), recipe, scores, modality)
 
 
 def _layer(half: Mapping[str, Any]) -> str:
@@ -139,4 +139,4 @@ def _layer(half: Mapping[str, Any]) -> str:
 
 def is_stitcher(folder: Path) -> bool:
     """Return whether a folder contains a stitcher rather than a stitched model."""
-    return kind_of(folder) == STITCHER
+    return record_name(folder) == STITCHER

@@ -26,7 +26,7 @@ from hf_stitch.storage.files import digest
 STITCHER = "stitcher.json"
 STITCH = "stitch.safetensors"
 CONFIG = "config.json"
-BOTH = {
+CONTENTS = {
     STITCHER: "a stitcher; load it with hf_stitch.Stitcher.from_pretrained",
     CONFIG: "a whole model; if this is a stitched model, load it with hf_stitch.StitchedModel.from_pretrained",
 }
@@ -62,15 +62,15 @@ MANIFEST, CHECKSUM, PROCESSOR, TIED = "manifest", "checksum", "processor_setting
 ALLOW = "pass allow_modified=True to from_pretrained if you changed it on purpose" + see("damaged-file")
 
 
-def kind_of(folder: Path) -> str:
-    """Return the name of the record in a folder: of a stitcher or of a whole model."""
+def record_name(folder: Path) -> str:
+    """Return the name of the record file in a folder, which shows whether it is a stitcher or a whole model."""
     for name in (STITCHER, CONFIG):
         if (folder / name).is_file():
             return name
-    below = [str(path) for path in sorted(folder.glob("*/")) if any((path / name).is_file() for name in BOTH)]
+    subfolders = [str(path) for path in sorted(folder.glob("*/")) if any((path / name).is_file() for name in CONTENTS)]
     raise FileNotFoundError(
         f"{folder} contains neither {STITCHER} nor {CONFIG}: it is not a stitcher or stitched model"
-        + (f"; name one of its subfolders: {', '.join(below)}" if below else "")
+        + (f"; name one of its subfolders: {', '.join(subfolders)}" if subfolders else "")
     )
 
 
@@ -89,14 +89,14 @@ def folder_of(
 def record_in(folder: Path, name: str) -> Path:
     """Return the path of the record with this name in a folder; raise an error if it is missing."""
     if not (folder / name).is_file():
-        raise FileNotFoundError(f"{folder} does not contain {name}: it contains {BOTH[kind_of(folder)]}")
+        raise FileNotFoundError(f"{folder} does not contain {name}: it contains {CONTENTS[record_name(folder)]}")
     return folder / name
 
 
-def save_components(saves: Iterable[Any], folder: Path) -> None:
+def save_components(components: Iterable[Any], folder: Path) -> None:
     """Save objects other than the weights (processor, generation config), without subfolders."""
     with tempfile.TemporaryDirectory(dir=folder) as fresh:
-        for component in saves:
+        for component in components:
             component.save_pretrained(fresh)
         for path in Path(fresh).iterdir():
             if path.is_file():
@@ -109,26 +109,26 @@ def named_files(folder: Path, names: Container[str]) -> Iterator[Path]:
 
     A warning names the remaining files.
     """
-    present = sorted(path for pattern in COMPONENTS for path in folder.glob(pattern) if path.is_file())
-    unread = [path.name for path in present if path.name not in names]
-    if not unread:
+    paths = sorted(path for pattern in COMPONENTS for path in folder.glob(pattern) if path.is_file())
+    unlisted = [path.name for path in paths if path.name not in names]
+    if not unlisted:
         yield folder
         return
     warn(
-        f"{folder} also contains {visible(', '.join(unread))}, which was not saved with the artefact and is ignored; "
+        f"{folder} also contains {visible(', '.join(unlisted))}, which was not saved with the artefact and is ignored; "
         "delete it, or pass allow_modified=True to read it"
     )
-    with tempfile.TemporaryDirectory() as view:
-        for path in present:
+    with tempfile.TemporaryDirectory() as listed_only:
+        for path in paths:
             if path.name in names:
-                shutil.copyfile(path, Path(view) / path.name)
-        yield Path(view)
+                shutil.copyfile(path, Path(listed_only) / path.name)
+        yield Path(listed_only)
 
 
 def sign(record: Mapping[str, Any], folder: Path, names: Iterable[str]) -> dict[str, Any]:
     """Add the digests of files, and a checksum of the record, to a record."""
-    signed = {**record, MANIFEST: {name: digest(folder / name) for name in sorted(names)}}
-    return {**signed, CHECKSUM: checksum(signed)}
+    with_manifest = {**record, MANIFEST: {name: digest(folder / name) for name in sorted(names)}}
+    return {**with_manifest, CHECKSUM: checksum(with_manifest)}
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
@@ -150,7 +150,7 @@ class SavedFiles:
 
     def __init__(self, path: Path, record: Mapping[str, Any], allow_modified: bool) -> None:
         """Raise an error if the record has changed, unless changes are allowed."""
-        self.path, self.folder, self.record, self._allowed = path, path.parent, record, allow_modified
+        self.path, self.folder, self.record, self._allow_modified = path, path.parent, record, allow_modified
         if allow_modified:
             return
         if missing := [key for key in (MANIFEST, CHECKSUM) if key not in record]:
@@ -161,19 +161,19 @@ class SavedFiles:
     @property
     def names(self) -> set[str]:
         """Names of the files to read: the files in the record, or all files in the folder."""
-        return {file.name for file in self.folder.iterdir()} if self._allowed else set(self.record[MANIFEST])
+        return {file.name for file in self.folder.iterdir()} if self._allow_modified else set(self.record[MANIFEST])
 
     def anchors(self) -> AnchorSet | None:
         """Read the anchors, if there are any."""
         return AnchorSet.from_pretrained(self.folder) if ANCHORS[0] in self.names else None
 
     def verify(self, written_again: Container[str] = ()) -> None:
-        """Raise an error if files have changed."""
+        """Raise an error if a recorded file is missing, or has changed and is not in ``written_again``."""
         # Only names in this listing are opened.
-        present = {path.name for path in self.folder.iterdir() if path.is_file()}
-        expected_of = {} if self._allowed else self.record[MANIFEST]
-        for name, expected in expected_of.items():
-            if name not in present:
+        present_names = {path.name for path in self.folder.iterdir() if path.is_file()}
+        digests = {} if self._allow_modified else self.record[MANIFEST]
+        for name, expected in digests.items():
+            if name not in present_names:
                 raise FileNotFoundError(f"{name}, saved with the artefact, is missing in {self.folder}; {AGAIN}")
             if name not in written_again and digest(self.folder / name) != expected:
                 raise ValueError(
@@ -184,5 +184,5 @@ class SavedFiles:
 
 def checksum(record: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a record without its checksum, as ``sha256:…``."""
-    rest = {key: value for key, value in record.items() if key != CHECKSUM}
-    return f"sha256:{hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()}"
+    content = {key: value for key, value in record.items() if key != CHECKSUM}
+    return f"sha256:{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}"

@@ -52,10 +52,10 @@ class HeadConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         """Check the values."""
         super().__post_init__(**kwargs)
-        for name, least in (("in_features", 1), ("hidden_size", 1), ("num_hidden_layers", 0)):
+        for name, minimum in (("in_features", 1), ("hidden_size", 1), ("num_hidden_layers", 0)):
             number = getattr(self, name)
-            if number is not None and number < least:
-                raise ValueError(f"{name} must be at least {least}, got {number}")
+            if number is not None and number < minimum:
+                raise ValueError(f"{name} must be at least {minimum}, got {number}")
         check(Kind, kind=self.kind)
         if self.hidden_act not in ACT2FN:
             raise ValueError(f"hidden_act must be one of {', '.join(sorted(ACT2FN))}, got {self.hidden_act!r}")
@@ -95,9 +95,9 @@ class Head(PreTrainedModel):
         width = config.hidden_size or config.in_features
         layers: list[nn.Module] = [nn.LayerNorm(config.in_features)]
         widths = [config.in_features, *[width] * config.num_hidden_layers]
-        for before in widths[:-1]:
+        for in_width in widths[:-1]:
             norm = nn.LayerNorm(width) if config.kind == "inductive" else _BatchwiseNorm()
-            layers += [nn.Linear(before, width), ACT2FN[config.hidden_act], norm]
+            layers += [nn.Linear(in_width, width), ACT2FN[config.hidden_act], norm]
         self.entry = nn.Identity()  # names the input, so that the head can be cut there
         self.body = nn.Sequential(*layers)
         self.classifier = nn.Linear(widths[-1], int(config.num_labels or 0))

@@ -25,9 +25,9 @@ def join(
 def joined_to_itself(network: Adapter, layer: str, task: str | None) -> StitchedModel:
     """Build a stitched model of a network with itself and the identity."""
     spec = network.spec(layer)
-    same = IdentityStitch(spec.width, spec.width)
-    identity = StitchingLayer(spec, spec, "none", same, same if spec.prefix_tokens else None)
-    return join(network, layer, identity, network, layer, task=task)
+    identity = IdentityStitch(spec.width, spec.width)
+    stitch = StitchingLayer(spec, spec, "none", identity, identity if spec.prefix_tokens else None)
+    return join(network, layer, stitch, network, layer, task=task)
 
 
 def join_all(

@@ -28,6 +28,7 @@ from hf_stitch.artefacts.cache import (
     Shape,
     UncachedError,
     accepts_any_cache_name,
+    accepts_argument,
     cache_argument,
     cache_in,
     check_cache,
@@ -39,7 +40,6 @@ from hf_stitch.artefacts.cache import (
     past_of,
     rename_cache,
     select_tokens,
-    takes,
 )
 from hf_stitch.artefacts.configuration import StitchConfig
 from hf_stitch.artefacts.modeling import StitchedModel
@@ -129,16 +129,16 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             if not all(numbers):
                 raise UncachedError("with different tokenizers, both halves require at least one layer with a past")
             types.reverse()
-        cached = [*types[0], *types[1]]
-        windows = {window for _, window in cached if window is not None}
+        cached_types = [*types[0], *types[1]]
+        windows = {window for _, window in cached_types if window is not None}
         if len(windows) > 1:  # a cache has one window for all layers: with two, all layers keep the whole past
-            cached = [(WITHOUT_WINDOW.get(kind, kind), None) for kind, _ in cached]
-        if NAMES[0] != NAME and cached and all(kind in STATES for kind, _ in cached):
+            cached_types = [(WITHOUT_WINDOW.get(kind, kind), None) for kind, _ in cached_types]
+        if NAMES[0] != NAME and cached_types and all(kind in STATES for kind, _ in cached_types):
             raise UncachedError("transformers before 5.24 generates with a cache only if a layer stores tokens")
-        config.layer_types, config.num_hidden_layers = [kind for kind, _ in cached], len(cached)
+        config.layer_types, config.num_hidden_layers = [kind for kind, _ in cached_types], len(cached_types)
         config.sliding_window = windows.pop() if len(windows) == 1 else None
         self._layers = (numbers[0], numbers[1])
-        return tuple(range(len(cached)))
+        return tuple(range(len(cached_types)))
 
     def get_output_embeddings(self) -> nn.Module | None:
         """Return the output layer of the target."""
@@ -201,7 +201,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         """
         self.stitch.check_causal()
         # Not a parameter: with two names of labels, the Trainer would not compute a loss for batches with only one.
-        ahead = inputs.pop("shift_labels", None)
+        shifted_labels = inputs.pop("shift_labels", None)
         if isinstance(self.source, PrefixFront) and input_ids is not None and "source_input_ids" not in inputs:
             if cache is not None and cache.get_seq_length():
                 raise ValueError(
@@ -210,49 +210,49 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
                 )
             inputs |= self.source.read(input_ids, attention_mask).to_inputs()
         source_kept = inputs.pop("source_kept", None) if isinstance(self.source, PrefixFront) else None
-        named = {
+        arguments = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "inputs_embeds": inputs_embeds,
             "output_hidden_states": output_hidden_states,
             "output_attentions": output_attentions,
         }
-        named = {name: argument for name, argument in (named | inputs).items() if argument is not None}
-        asked = self._requested_outputs(named)
-        more: dict[str, Any] = flags(self.target, asked)
-        seen = Observed(flags(self.source, asked)) if asked else None
+        arguments = {name: argument for name, argument in (arguments | inputs).items() if argument is not None}
+        requested = self._requested_outputs(arguments)
+        target_flags: dict[str, Any] = flags(self.target, requested)
+        observed = Observed(flags(self.source, requested)) if requested else None
         cache = self._joint_cache(cache, getattr(self.config, "use_cache", None) if use_cache is None else use_cache)
         tokens = input_ids if inputs_embeds is None else inputs_embeds[..., 0]
-        before, after = self._options(cache, tokens, attention_mask, position_ids)
-        keeps = takes(self.target.model, "logits_to_keep")
-        if keeps:
-            after["logits_to_keep"] = logits_to_keep
-        self._check_used(position_ids)
+        source_options, target_options = self._options(cache, tokens, attention_mask, position_ids)
+        selects_tokens = accepts_argument(self.target.model, "logits_to_keep")
+        if selects_tokens:
+            target_options["logits_to_keep"] = logits_to_keep
+        self._check_position_ids(position_ids)
         if cache is not None and isinstance(self.source, PrefixFront) and source_kept is None:
             raise ValueError("with a cache, a source with another tokenizer also requires source_kept")
         try:
-            entering = self.transfer(seen, **named | before)
+            representation = self.transfer(observed, **arguments | source_options)
             if source_kept is not None and cache is not None:
-                select_tokens(cache_in(before), source_kept)
-            output = self.head(entering, **after, **more)
+                select_tokens(cache_in(source_options), source_kept)
+            output = self.head(representation, **target_options, **target_flags)
         except HalfError as error:
             if cache is not None:
                 error.add_note(f"Or the cache passed as {NAME} belongs to another model.")
             raise
-        if seen is not None:
-            for name, values in self._join_outputs(asked, seen, entering, output).items():
+        if observed is not None:
+            for name, values in self._join_outputs(requested, observed, representation, output).items():
                 output[name] = values
-        output.loss = _loss(output.logits, labels, ahead, num_items_in_batch)
-        if not keeps and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
-            last = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            output.logits = output.logits[:, last]
+        output.loss = _loss(output.logits, labels, shifted_labels, num_items_in_batch)
+        if not selects_tokens and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+            kept_tokens = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            output.logits = output.logits[:, kept_tokens]
         setattr(output, NAME, cache)
         return output
 
     def _joint_cache(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
         if cache is None and not use_cache:
             return None
-        if not isinstance(cache, HalfCache):  # part of a chain, or of the check
+        if not isinstance(cache, HalfCache):  # else passed by the check or by a chain
             self._check_cache()
         if (reason := self.uncached) is not None:
             raise ValueError(f"this model runs without a cache, because {reason}: pass use_cache=False without {NAME}")
@@ -295,38 +295,38 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         self, cache: Cache | None, input_ids: Tensor | None, mask: Tensor | None, position_ids: Tensor | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return additional arguments of source and target: positions, and the cache in the numbering of each half."""
-        both: tuple[dict[str, Any], dict[str, Any]] = {}, {}
-        past, new = None if cache is None else past_of(cache), 0 if input_ids is None else input_ids.shape[1]
-        numbered = self._layers or (None, None)
-        counted = zip(self._counts_from_padding, self._positioned, strict=True)
-        halves = list(zip(both, (self.source, self.target), numbered, counted, strict=True))
-        first, two_tokenizers = 0, isinstance(self.source, PrefixFront)
-        for options, half, layers, (from_padding, positioned) in reversed(halves) if two_tokenizers else halves:
-            other_tokens = two_tokenizers and half is self.source  # with separate positions and mask
-            if positioned:
+        options_of_halves: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+        past, num_new = None if cache is None else past_of(cache), 0 if input_ids is None else input_ids.shape[1]
+        layers_of_halves = self._layers or (None, None)
+        position_rules = zip(self._counts_from_padding, self._accepts_positions, strict=True)
+        halves = list(zip(options_of_halves, (self.source, self.target), layers_of_halves, position_rules, strict=True))
+        first_layer, two_tokenizers = 0, isinstance(self.source, PrefixFront)
+        for options, half, layers, (from_padding, accepts_positions) in reversed(halves) if two_tokenizers else halves:
+            is_prefix_source = two_tokenizers and half is self.source  # with separate positions and mask
+            if accepts_positions:
                 if position_ids is not None:
                     options["position_ids"] = position_ids
-                    if mask is None and cache is None and takes(half.model, MASK):
+                    if mask is None and cache is None and accepts_argument(half.model, MASK):
                         options[MASK] = None  # with a mask, texts packed into one row would attend to each other
                 elif input_ids is not None and not from_padding and mask is not None and mask.dim() == 2:
-                    options["position_ids"] = positions_of(mask)[:, -new:]
+                    options["position_ids"] = positions_of(mask)[:, -num_new:]
                 elif past is not None and input_ids is not None and not from_padding:
-                    options["position_ids"] = (torch.arange(new, device=input_ids.device) + past)[None]
+                    options["position_ids"] = (torch.arange(num_new, device=input_ids.device) + past)[None]
             if cache is not None and layers is not None:
-                view = half_view(cache, first, layers, past)
+                view = half_view(cache, first_layer, layers, past)
                 options |= {cache_argument(half.model): view, "use_cache": bool(layers)}
-                first += len(layers)
-                if not other_tokens:  # the representation has the mask of the new tokens only, enough for states
-                    states = view is not None and mask is not None and has_no_attention(view.layers)
-                    options["attention_mask"] = mask[:, -new:] if states and mask is not None else mask
-        return both
+                first_layer += len(layers)
+                if not is_prefix_source:  # the representation has the mask of the new tokens only, enough for states
+                    only_states = view is not None and mask is not None and has_no_attention(view.layers)
+                    options["attention_mask"] = mask[:, -num_new:] if only_states and mask is not None else mask
+        return options_of_halves
 
     @property
-    def _positioned(self) -> tuple[bool, bool]:
+    def _accepts_positions(self) -> tuple[bool, bool]:
         """Whether each half accepts the positions of the target's tokens."""
         source, target = (
-            any(half.model._positioned) if isinstance(half.model, StitchedModelForCausalLM)
-            else takes(half.model, "position_ids") and not (from_padding and self._layers is None)
+            any(half.model._accepts_positions) if isinstance(half.model, StitchedModelForCausalLM)
+            else accepts_argument(half.model, "position_ids") and not (from_padding and self._layers is None)
             for half, from_padding in zip((self.source, self.target), self._counts_from_padding, strict=True)
         )  # fmt: skip
         return source and not isinstance(self.source, PrefixFront), target
@@ -338,15 +338,15 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
             network = network.target.model
         ids = torch.full((1, 2), self.target.interface.filler_id)
         prepare = getattr(network, "prepare_inputs_for_generation", None)
-        prepared = ids if prepare is None else prepare(ids).get("input_ids", ids)
-        if more := prepared.shape[1] - ids.shape[1]:
+        prepared_ids = ids if prepare is None else prepare(ids).get("input_ids", ids)
+        if num_extra := prepared_ids.shape[1] - ids.shape[1]:
             raise ValueError(
-                f"the target, {type(network).__name__}, appends {more} token{'s'[: more > 1]} to the text during "
-                "generation, which the source does not receive: use the logits of forward"
+                f"the target, {type(network).__name__}, appends {num_extra} token{'s'[: num_extra > 1]} to the text "
+                "during generation, which the source does not receive: use the logits of forward"
             )
 
-    def _check_used(self, position_ids: Tensor | None) -> None:
-        if position_ids is not None and not any(self._positioned):
+    def _check_position_ids(self, position_ids: Tensor | None) -> None:
+        if position_ids is not None and not any(self._accepts_positions):
             raise ValueError(
                 f"neither network ({type(self.source.model).__name__}, {type(self.target.model).__name__}) uses "
                 "position_ids: leave it out"
@@ -371,7 +371,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
                 "stitch its encoder alone (hf_stitch.load(…, task='text-encoding'))"
             )
         self._check_generates()
-        self._check_used(kwargs.get("position_ids"))
+        self._check_position_ids(kwargs.get("position_ids"))
         kwargs = rename_cache(kwargs, NAME, callers=2)
         settings = generation_config or self.generation_config
         use_cache = kwargs.get("use_cache", settings.use_cache)
@@ -392,8 +392,8 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
                     f"{name} is not supported for networks with different tokenizers, because their caches have "
                     "different lengths: leave it out"
                 )
-        generated: Any = super().generate
-        return generated(inputs, generation_config, *args, **kwargs)
+        generate: Any = super().generate
+        return generate(inputs, generation_config, *args, **kwargs)
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, next_sequence_length: int | None = None, **kwargs: Any
@@ -407,7 +407,7 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
         """
         prepare: Any = super().prepare_inputs_for_generation
         inputs: dict[str, Any] = prepare(input_ids, next_sequence_length=next_sequence_length, **kwargs)
-        if not any(self._positioned):
+        if not any(self._accepts_positions):
             inputs.pop("position_ids", None)
         if isinstance(self.source, PrefixFront):
             cache, layers = cache_in(kwargs), self._layers
@@ -432,17 +432,17 @@ class StitchedModelForCausalLM(StitchedModel, GenerationMixin):  # type: ignore[
 
 
 def _loss(
-    logits: Tensor, labels: Tensor | None, ahead: Tensor | None = None, items: int | Tensor | None = None
+    logits: Tensor, labels: Tensor | None, shifted: Tensor | None = None, count: int | Tensor | None = None
 ) -> Tensor | None:
     """Return the mean cross-entropy of the next tokens, or the sum divided by ``items``; ``None`` without labels."""
-    if ahead is None:
+    if shifted is None:
         if labels is None:
             return None
-        logits, ahead = logits[:, :-1], labels[:, 1:]
+        logits, shifted = logits[:, :-1], labels[:, 1:]
     logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
-    ahead = ahead.flatten().to(logits.device)
-    loss = functional.cross_entropy(logits, ahead, ignore_index=-100, reduction="mean" if items is None else "sum")
-    return loss if items is None else loss / (items.to(loss.device) if isinstance(items, Tensor) else items)
+    shifted = shifted.flatten().to(logits.device)
+    loss = functional.cross_entropy(logits, shifted, ignore_index=-100, reduction="mean" if count is None else "sum")
+    return loss if count is None else loss / (count.to(loss.device) if isinstance(count, Tensor) else count)
 
 
 class Backbone:

@@ -59,7 +59,7 @@ from hf_stitch.tasks.heads import task_of_head
 
 LOADING_INFO = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
 
-Given = NetworkLike | tuple[Any, ...] | None
+NetworkOrPair = NetworkLike | tuple[Any, ...] | None
 """A network for :meth:`Stitcher.attach`; for a stitched model, a tuple of its two networks."""
 
 
@@ -136,7 +136,7 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
             network = self.parents[SIDES.index(side)]
             return network.source if isinstance(network, PrefixAdapter) else network
         source, target = (
-            ModelReference.from_dict(end["reference"]) for end in (self.config.source, self.config.target)
+            ModelReference.from_dict(half["reference"]) for half in (self.config.source, self.config.target)
         )
         network, _ = load_parent(side, source if side == "source" else target, None, options, allow_changed)
         warn_if_only_weights_are_pinned(source, target)
@@ -148,8 +148,8 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
 
         False for older records without a hash of the weights.
         """
-        recorded = getattr(self.config, side).get("half_hash")
-        return recorded is not None and weights_hash(getattr(self, side)) != recorded
+        recorded_hash = getattr(self.config, side).get("half_hash")
+        return recorded_hash is not None and weights_hash(getattr(self, side)) != recorded_hash
 
     def keep_scores(self, evaluation: Any = None, *, audit: Mapping[str, Any] | None = None) -> None:
         """Store scores of the model in its current state, for its card and its config.
@@ -171,12 +171,12 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
     def _drop_old_scores(self, weights: Mapping[str, Tensor] | None = None) -> None:
         """Drop scores and audit verdicts of other weights than the current weights."""
         recipe = dict(self.config.recipe or {})
-        scored = recipe.pop(SCORED, None)
-        if scored is None:  # versions before this key recorded the weights of the halves only
+        scored_hash = recipe.pop(SCORED, None)
+        if scored_hash is None:  # versions before this key recorded the weights of the halves only
             has_scores = self.config.scores or "audit" in recipe
             changed = bool(has_scores) and (self.has_changed("source") or self.has_changed("target"))
         else:
-            changed = scored != weights_hash(self if weights is None else weights)
+            changed = scored_hash != weights_hash(self if weights is None else weights)
         if changed:
             self.evaluation = self.config.scores = None
             recipe.pop("audit", None)
@@ -190,7 +190,7 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
         Raises:
             ValueError: If a half was trained, cast or changed by hand since it was cut from its network.
         """
-        self._drop_old_scores()
+        self._drop_old_scores()  # they would not describe the current weights
         for side in SIDES:
             if self.has_changed(side):  # type: ignore[arg-type]
                 raise ValueError(
@@ -258,9 +258,9 @@ class StitchedModel(Artefact, StitchedNetwork):  # type: ignore[misc]  # push_to
         options: dict[str, Any] = {"state_dict": state_dict, "max_shard_size": max_shard_size}
         self._save(Path(save_directory), sync, **options)
         if push_to_hub:
-            written = (Path(save_directory) / hub.CARD).read_text(encoding="utf-8")
+            card_text = (Path(save_directory) / hub.CARD).read_text(encoding="utf-8")
             name = kwargs.pop("repo_id", Path(save_directory).name)
-            self.push_to_hub(name, **{"present": written, **options, **kwargs})
+            self.push_to_hub(name, **{"present": card_text, **options, **kwargs})
 
     def _networks(self) -> Iterable[Method]:
         yield from networks_of(self.config.to_dict())
@@ -464,9 +464,9 @@ class Stitcher(Artefact):
         return {
             "format_version": FORMAT if self.own is None else NEWEST,
             **{
-                side: {"reference": end.public.to_dict(), "layer": layer}
+                side: {"reference": reference.public.to_dict(), "layer": layer}
                 | ({"stitcher": self.parts[side]._record()} if side in self.parts else {})
-                for side, (end, layer) in ends.items()
+                for side, (reference, layer) in ends.items()
             },
             "stitch": self.stitch.to_dict(),
             "task": self.task,
@@ -542,7 +542,7 @@ class Stitcher(Artefact):
 
     @checked
     def attach(
-        self, source: Given = None, target: Given = None, *, example_inputs: Any = None,
+        self, source: NetworkOrPair = None, target: NetworkOrPair = None, *, example_inputs: Any = None,
         dtype: torch.dtype | str | None = None, allow_changed: Collection[Changeable] = (), **options: Any,
     ) -> StitchedModel:  # fmt: skip
         """Build the stitched model from this stitching layer and both networks.
@@ -572,7 +572,7 @@ class Stitcher(Artefact):
         """
         cast_to = dtype_of(dtype)
         networks = (source, target)
-        if options and not _loads(networks):
+        if options and not _is_named(networks):
             raise TypeError(f"{', '.join(options)}: loading options require a network that is loaded by name")
         if example_inputs is not None:
             if all(isinstance(network, Adapter) for network in networks):
@@ -582,58 +582,58 @@ class Stitcher(Artefact):
             self._attach_part(side, network, allow_changed=allow_changed, **options)
             for side, network in zip(SIDES, networks, strict=True)
         )
-        front, front_changes = load_parent("source", self.source, source, options, allow_changed, self.target)
-        back, back_changes = load_parent("target", self.target, target, options, allow_changed, self.source)
+        adapter_a, source_changes = load_parent("source", self.source, source, options, allow_changed, self.target)
+        adapter_b, target_changes = load_parent("target", self.target, target, options, allow_changed, self.source)
         warn_if_only_weights_are_pinned(self.source, self.target)
         if self.own is not None:
-            front = PrefixAdapter(front, back, own=self.own)
-        changed = [*self.recipe.get(CHANGED, ()), *front_changes, *back_changes]
-        task = task_of_head(self.task, back.task)
+            adapter_a = PrefixAdapter(adapter_a, adapter_b, own=self.own)
+        changed = [*self.recipe.get(CHANGED, ()), *source_changes, *target_changes]
+        task = task_of_head(self.task, adapter_b.task)
         if task != self.task:
             warn(
                 f"the task of the stitcher is {self.task}, but the head of its target is for {task}: the model has "
                 "this task, and drops the scores of an earlier version"
             )
         stitched = model_of(
-            Halves(front, back, task),
+            Halves(adapter_a, adapter_b, task),
             self.source_layer,
             copy.deepcopy(self.stitch),
             self.target_layer,
             {**self.recipe, CHANGED: changed} if changed else self.recipe,
         )
         stitched.anchors = self.anchors
-        if task == self.task and not (front_changes or back_changes):  # otherwise they belong to another model
+        if task == self.task and not (source_changes or target_changes):  # otherwise they belong to another model
             stitched.config.scores = self.scores
         if cast_to is not None:
             cast(stitched, cast_to)
         return stitched
 
-    def _attach_part(self, side: str, network: Given, **options: Any) -> str | nn.Module | Adapter | None:
+    def _attach_part(self, side: str, network: NetworkOrPair, **options: Any) -> str | nn.Module | Adapter | None:
         """Return the network of a side; a nested stitcher is attached to its two networks."""
-        inner = self.parts.get(side)
-        if inner is None and isinstance(network, tuple):
+        nested = self.parts.get(side)
+        if nested is None and isinstance(network, tuple):
             raise TypeError(f"the {side} is one network, got a tuple of {len(network)}")
         if isinstance(network, tuple):
             if len(network) != 2:
-                raise TypeError(f"the {side} is stitched from two networks, {inner!r}, got {len(network)}")
-            assert inner is not None
-            if not _loads(network):
+                raise TypeError(f"the {side} is stitched from two networks, {nested!r}, got {len(network)}")
+            assert nested is not None
+            if not _is_named(network):
                 options = {key: options[key] for key in ("allow_changed", "example_inputs") if key in options}
-            if all(isinstance(part, Adapter) for part in network):
+            if all(isinstance(network_of_pair, Adapter) for network_of_pair in network):
                 options.pop("example_inputs", None)
-            return inner.attach(*network, **options)
-        if inner is not None and network is None:
-            if any(end.public.id is None for end in (inner.source, inner.target)):
+            return nested.attach(*network, **options)
+        if nested is not None and network is None:
+            if any(end.public.id is None for end in (nested.source, nested.target)):
                 raise ValueError(
-                    f"the {side} is a stitched model, {inner!r}: pass its two networks as {side}=(source, target)"
+                    f"the {side} is a stitched model, {nested!r}: pass its two networks as {side}=(source, target)"
                 )
-            return inner.attach(**options)
+            return nested.attach(**options)
         return network
 
 
-def _loads(network: Given) -> bool:
+def _is_named(network: NetworkOrPair) -> bool:
     """Return whether a network, or any network of a tuple, is loaded by name."""
-    return any(map(_loads, network)) if isinstance(network, tuple) else network is None or isinstance(network, str)
+    return any(map(_is_named, network)) if isinstance(network, tuple) else network is None or isinstance(network, str)
 
 
 def _nested_file(name: str, side: str) -> str:
@@ -645,9 +645,9 @@ def model_of(
 ) -> StitchedModel:
     """Return the stitched model of two halves, in the class for its task."""
     config, front, back = halves.cut(source_layer, layer, target_layer, recipe)
-    kind = class_of(config)
-    assert issubclass(kind, StitchedModel)
-    stitched = kind(config, front, layer, back, processor=halves.source.processor)
+    model_class = class_of(config)
+    assert issubclass(model_class, StitchedModel)
+    stitched = model_class(config, front, layer, back, processor=halves.source.processor)
     stitched.parents = (halves.source, halves.target)
     return stitched
 
@@ -657,7 +657,7 @@ def _nested_stitchers(model: StitchedModel) -> dict[str, Stitcher]:
     stitchers = {}
     for side in SIDES:
         network, record = getattr(model, side).model, getattr(model.config, side)
-        stitched = getattr(getattr(network, "config", None), "model_type", None) == MODEL_TYPE
-        if stitched and record["reference"]["id"] is None and isinstance(network.stitch, StitchingLayer):  # not cut off
+        is_chain = getattr(getattr(network, "config", None), "model_type", None) == MODEL_TYPE
+        if is_chain and record["reference"]["id"] is None and isinstance(network.stitch, StitchingLayer):  # in the half
             stitchers[side] = Stitcher.of(network.describe(), network.stitch, parts=_nested_stitchers(network))
     return stitchers

@@ -59,8 +59,8 @@ def depth_of(half: Front | Back) -> Depth | None:
 
 def number_of_layers(source: Front, target: Back) -> int | None:
     """Return the number of hidden states - 1: the layers of both halves, plus the stitch."""
-    first, last = depth_of(source), depth_of(target)
-    return None if first is None or last is None else first.layer + 1 + last.layers - last.layer
+    depth_a, depth_b = depth_of(source), depth_of(target)
+    return None if depth_a is None or depth_b is None else depth_a.layer + 1 + depth_b.layers - depth_b.layer
 
 
 class StitchedNetwork(PreTrainedModel):
@@ -122,19 +122,19 @@ class StitchedNetwork(PreTrainedModel):
 
     def _describe_in_config(self) -> None:
         """Set the config fields that libraries read from text and image encoders."""
-        config, interface, network = self.config, self.interface, getattr(self.target.model, "config", None)
-        if isinstance(network, PreTrainedConfig):  # the attribute of user code may be anything
-            text_config = network.get_text_config()
+        config, interface, target_config = self.config, self.interface, getattr(self.target.model, "config", None)
+        if isinstance(target_config, PreTrainedConfig):  # the attribute of user code may be anything
+            text_config = target_config.get_text_config()
             config.hidden_size = getattr(text_config, "hidden_size", None)
             heads = getattr(text_config, "num_attention_heads", None)  # a list if stages differ
             config.num_attention_heads = heads if isinstance(heads, int) else None
         config.num_hidden_layers = number_of_layers(self.source, self.target)
         if interface.modality == "text":
             config.max_position_embeddings, config.pad_token_id = interface.max_tokens, interface.pad_id
-            first = getattr(self.source.model, "config", None)
-            text = first.get_text_config() if isinstance(first, PreTrainedConfig) else None
+            source_config = getattr(self.source.model, "config", None)
+            source_text = source_config.get_text_config() if isinstance(source_config, PreTrainedConfig) else None
             for name in READ_IN_TEXTS:
-                setattr(config, name, getattr(text, name, None))
+                setattr(config, name, getattr(source_text, name, None))
 
     def _apply_config(self, attention: str | None) -> None:
         """Apply generic config options to both networks, and set the running attention implementation in the config."""
@@ -143,8 +143,8 @@ class StitchedNetwork(PreTrainedModel):
         for network in networks:  # the rest have only one attention implementation, or no attention
             if attention is not None:
                 network.set_attn_implementation(attention)
-        if len(running := {network.config._attn_implementation for network in networks}) == 1:
-            self.config._attn_implementation_internal = running.pop()
+        if len(implementations := {network.config._attn_implementation for network in networks}) == 1:
+            self.config._attn_implementation_internal = implementations.pop()
         self._chunks = size = getattr(self.config, CHUNKS, 0) or 0
         if size:
             for module in self.modules():
@@ -171,10 +171,10 @@ class StitchedNetwork(PreTrainedModel):
         if self.stitch.pooling == "none":  # every token enters the target
             limits.append(target.max_tokens)
             sides = tuple(side for side in sides if side in target.sides) or sides or target.sides
-        most = min((limit for limit in limits if limit is not None), default=None)
+        max_tokens = min((limit for limit in limits if limit is not None), default=None)
         options = {"use_cache": False} if self.can_generate() else {}
         arguments = tuple(name for name in source.arguments if name != POSITIONS)  # each half counts its own positions
-        return dataclasses.replace(source, max_tokens=most, options=options, sides=sides, arguments=arguments)
+        return dataclasses.replace(source, max_tokens=max_tokens, options=options, sides=sides, arguments=arguments)
 
     # -- running ----------------------------------------------------------------------------------------------------
     def transfer(self, seen: Observed | None = None, /, **inputs: Any) -> Representation:
@@ -184,8 +184,8 @@ class StitchedNetwork(PreTrainedModel):
             seen: Container for further outputs of the source. Default: further outputs are discarded.
             **inputs: Inputs of the source, as for :meth:`forward`.
         """
-        observed = () if seen is None else (seen,)
-        return self.stitch(self.source(*observed, **self.source_inputs(inputs)))
+        extra = () if seen is None else (seen,)
+        return self.stitch(self.source(*extra, **self.source_inputs(inputs)))
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -216,7 +216,7 @@ class StitchedNetwork(PreTrainedModel):
             The output of the target; for models with a head, an output class of transformers with ``logits`` and, with
             labels, ``loss``.
         """
-        named = {
+        arguments = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
@@ -225,15 +225,15 @@ class StitchedNetwork(PreTrainedModel):
             "output_hidden_states": output_hidden_states,
             "output_attentions": output_attentions,
         }
-        return self._run({name: value for name, value in named.items() if value is not None} | inputs, labels)
+        return self._run({name: value for name, value in arguments.items() if value is not None} | inputs, labels)
 
     def _run(self, inputs: dict[str, Any], labels: Tensor | None = None) -> Any:
-        if not (asked := self._requested_outputs(inputs)):
+        if not (requested := self._requested_outputs(inputs)):
             return self.head(self.transfer(**inputs), labels)
-        seen = Observed(flags(self.source, asked))
-        entering = self.transfer(seen, **inputs)
-        output = self.head(entering, labels, **flags(self.target, asked))
-        for name, values in self._join_outputs(asked, seen, entering, output).items():
+        observed = Observed(flags(self.source, requested))
+        representation = self.transfer(observed, **inputs)
+        output = self.head(representation, labels, **flags(self.target, requested))
+        for name, values in self._join_outputs(requested, observed, representation, output).items():
             output[name] = values
         return output
 
@@ -284,20 +284,20 @@ class StitchedNetwork(PreTrainedModel):
         renamed = dict(inputs)
         if not self.can_generate() and renamed.get("use_cache") is False:  # without a cache, it has no effect
             del renamed["use_cache"]
-        asked = [f"config.{name}" for name in UNUSED_KEYS if getattr(self.config, name, None)]
+        unsupported = [f"config.{name}" for name in UNUSED_KEYS if getattr(self.config, name, None)]
         if (getattr(self.config, CHUNKS, 0) or 0) != self._chunks:  # set after the model was built
-            asked.append(f"config.{CHUNKS}")
-        asked += [name for name in EXTRA_OUTPUTS if renamed.pop(name, None) not in (None, False)]
-        if asked:
+            unsupported.append(f"config.{CHUNKS}")
+        unsupported += [name for name in EXTRA_OUTPUTS if renamed.pop(name, None) not in (None, False)]
+        if unsupported:
             raise ValueError(
-                f"a stitched model returns only the output of the target and does not support {asked[0]}=True; "
+                f"a stitched model returns only the output of the target and does not support {unsupported[0]}=True; "
                 "use hf_stitch.load(network).encode for representations at any layer"
             )
         content, generic = self.source.takes.content[0], [n for n in ("input_ids", "pixel_values") if n in renamed]
         if content not in renamed and len(generic) == 1:
             renamed[content] = renamed.pop(generic[0])
-        embedded = "inputs_embeds" in renamed and self.source.takes is self.source.interface
-        missing = [name for name in self.source.takes.content if name not in renamed and not embedded]
+        has_embeddings = "inputs_embeds" in renamed and self.source.takes is self.source.interface
+        missing = [name for name in self.source.takes.content if name not in renamed and not has_embeddings]
         if missing:
             raise ValueError(f"the source requires {', '.join(missing)}, got {', '.join(inputs) or 'no inputs'}")
         mask, takes = renamed.get(MASK), self.source.takes
@@ -310,9 +310,9 @@ class StitchedNetwork(PreTrainedModel):
         front: Front = self.source
         while isinstance(front.model, StitchedNetwork):
             front = front.model.source
-        first = front.model
+        network = front.model
         content = front.interface.content[0]
-        used = {*front.takes.content, *front.takes.given, *arguments_of(first, content)}
+        used = {*front.takes.content, *front.takes.given, *arguments_of(network, content)}
         if self.can_generate():
             used.add("use_cache")  # set here with the cache; networks of transformers may read it from **kwargs
         if front.takes.modality == "text":
@@ -321,17 +321,17 @@ class StitchedNetwork(PreTrainedModel):
             used |= {*INPUTS}
         present = {name: tensor for name, tensor in inputs.items() if tensor is not None}
         unused = [name for name in present if name not in used]
-        anything = passes_on(first) and not isinstance(first, PreTrainedModel)  # user code, around a network or not
-        for module in first.modules() if unused and anything else ():
-            named = inspect.signature(module.forward).parameters
-            unused = [name for name in unused if content not in named or name not in named]
+        is_user_code = passes_on(network) and not isinstance(network, PreTrainedModel)  # or around a network
+        for module in network.modules() if unused and is_user_code else ():
+            parameters = inspect.signature(module.forward).parameters
+            unused = [name for name in unused if content not in parameters or name not in parameters]
         if "token_type_ids" in unused and not bool(present["token_type_ids"].any()):  # of the first text only
             unused.remove("token_type_ids")
             del present["token_type_ids"]
         if unused:
             raise ValueError(
-                f"neither the source, {type(first).__name__}, nor {type(self).__name__} uses {', '.join(unused)}: "
-                "leave it out" + (", or name it in the forward of the source or in its example_inputs" * anything)
+                f"neither the source, {type(network).__name__}, nor {type(self).__name__} uses {', '.join(unused)}: "
+                "leave it out" + (", or name it in the forward of the source or in its example_inputs" * is_user_code)
             )
         return present
 
@@ -396,10 +396,10 @@ class StitchedNetwork(PreTrainedModel):
         For a source without token embeddings, the output of the front half requires gradients.
         """
         try:
-            first = self.get_input_embeddings()
+            module = self.get_input_embeddings()
         except NotImplementedError:
-            first = self.source
-        self._require_grads_hooks = [first.register_forward_hook(_require_gradients)]
+            module = self.source
+        self._require_grads_hooks = [module.register_forward_hook(_require_gradients)]
 
     def tie_weights(self, *_: Any, **__: Any) -> None:
         """Do nothing: the halves do not contain the weights that their weights were tied to."""
@@ -411,16 +411,16 @@ class StitchedNetwork(PreTrainedModel):
         Hidden states may be selected by numbers. Raises an error if a half is not cut in a list of layers, because it
         then cannot return hidden states.
         """
-        flags_of = {name: inputs.pop(name, None) for name in SHOWN}
-        flags_of = {n: getattr(self.config, n, None) if flag is None else flag for n, flag in flags_of.items()}
-        asked = {name: flag for name, flag in flags_of.items() if flag is not None and flag is not False}
-        for half in (self.source, self.target) if asked else ():
+        switches = {name: inputs.pop(name, None) for name in SHOWN}
+        switches = {n: getattr(self.config, n, None) if flag is None else flag for n, flag in switches.items()}
+        requested = {name: flag for name, flag in switches.items() if flag is not None and flag is not False}
+        for half in (self.source, self.target) if requested else ():
             if depth_of(half) is None:
-                raise _missing_outputs(half, next(iter(asked)))
-        return asked
+                raise _missing_outputs(half, next(iter(requested)))
+        return requested
 
     def _join_outputs(
-        self, asked: Mapping[str, Any], seen: Observed, entering: Representation, output: Any
+        self, requested: Mapping[str, Any], observed: Observed, representation: Representation, output: Any
     ) -> Mapping[str, tuple[Any, ...]]:
         """Join the hidden states and attentions of both halves.
 
@@ -429,29 +429,31 @@ class StitchedNetwork(PreTrainedModel):
         """
         joined: dict[str, tuple[Any, ...]] = {}
         source, target = self.source, self.target
-        first, last = depth_of(source), depth_of(target)
-        assert first is not None and last is not None  # checked by _requested_outputs
-        left = last.layers - 1 - last.layer
-        for name, flag in asked.items():
-            before, after = (getattr(half_output, SHOWN[name], None) for half_output in (seen.output, output))
-            hidden = name == "output_hidden_states"
-            for half, values in ((source, before), (target, after)):
-                if values is None and (hidden or before is after):
+        depth_a, depth_b = depth_of(source), depth_of(target)
+        assert depth_a is not None and depth_b is not None  # checked by _requested_outputs
+        num_after = depth_b.layers - 1 - depth_b.layer
+        for name, flag in requested.items():
+            outputs_a, outputs_b = (
+                getattr(half_output, SHOWN[name], None) for half_output in (observed.output, output)
+            )
+            is_hidden = name == "output_hidden_states"
+            for half, values in ((source, outputs_a), (target, outputs_b)):
+                if values is None and (is_hidden or outputs_a is outputs_b):
                     raise _missing_outputs(half, name)
             # Hidden states include the embeddings.
-            head = tuple(before or ())[: first.layer + 1]
-            tail = tuple(after or ())[len(after or ()) - left :] if left else ()
-            mapped = target.cut.restore(target.cut.accept(entering, target.interface).values)
-            every = (*head, seen.values, mapped, *tail) if hidden else (*head, *tail)
-            if hidden and flag is not True:
+            head = tuple(outputs_a or ())[: depth_a.layer + 1]
+            tail = tuple(outputs_b or ())[len(outputs_b or ()) - num_after :] if num_after else ()
+            mapped = target.cut.restore(target.cut.accept(representation, target.interface).values)
+            all_states = (*head, observed.values, mapped, *tail) if is_hidden else (*head, *tail)
+            if is_hidden and flag is not True:
                 numbers = [flag] if isinstance(flag, int) else [*flag]
-                if beyond := [number for number in numbers if not -len(every) <= number < len(every)]:
+                if beyond := [number for number in numbers if not -len(all_states) <= number < len(all_states)]:
                     raise ValueError(
-                        f"output_hidden_states names {beyond}, but there are {len(every)} hidden states, from 0"
+                        f"output_hidden_states names {beyond}, but there are {len(all_states)} hidden states, from 0"
                     )
-                selected = {number % len(every) for number in numbers}
-                every = tuple(states if number in selected else None for number, states in enumerate(every))
-            joined[SHOWN[name]] = every
+                selected = {number % len(all_states) for number in numbers}
+                all_states = tuple(states if number in selected else None for number, states in enumerate(all_states))
+            joined[SHOWN[name]] = all_states
         return joined
 
     # -- training ---------------------------------------------------------------------------------------------------
@@ -473,13 +475,13 @@ class StitchedNetwork(PreTrainedModel):
             mode: Whether to set training mode.
         """
         super().train(mode)
-        saved: dict[str, list[nn.Parameter]] = defaultdict(list)
+        weights_of_modules: dict[str, list[nn.Parameter]] = defaultdict(list)
         for name, module in self.named_modules() if mode else ():
             if name.endswith(".modules_to_save"):
-                saved[name.split(".")[-2]] += module.parameters()
-        if idle := [name for name, weights in saved.items() if not weights]:
+                weights_of_modules[name.split(".")[-2]] += module.parameters()
+        if unused := [name for name, weights in weights_of_modules.items() if not weights]:
             raise ValueError(
-                f"modules_to_save contains {', '.join(idle)}, which does not run in this model: leave it out"
+                f"modules_to_save contains {', '.join(unused)}, which does not run in this model: leave it out"
             )
         for half in (self.source, self.target):
             if not any(parameter.requires_grad for parameter in half.parameters()):
@@ -490,15 +492,15 @@ class StitchedNetwork(PreTrainedModel):
 def class_of(config: StitchConfig) -> type[StitchedNetwork]:
     """Return the class of stitched models for the task of a config."""
     modality = (config.source or {}).get("interface", {}).get("modality", "")
-    kind: type[StitchedNetwork] = task_named(config.task).model_for(modality)
-    return kind
+    model_class: type[StitchedNetwork] = task_named(config.task).model_for(modality)
+    return model_class
 
 
-def flags(half: Front | Back, asked: Iterable[str]) -> dict[str, bool]:
+def flags(half: Front | Back, requested: Iterable[str]) -> dict[str, bool]:
     """Return the flags for hidden states and attentions that the network of a half accepts."""
     parameters = inspect.signature(half.model.forward).parameters
-    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return {name: True for name in asked if anything or name in parameters}
+    has_kwargs = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {name: True for name in requested if has_kwargs or name in parameters}
 
 
 def extra_outputs_of(output: Any) -> dict[str, Any]:
@@ -520,5 +522,5 @@ def _require_gradients(module: nn.Module, inputs: Any, output: Tensor) -> None:
 
 def _is_checkpointed_across(half: Front | Back) -> bool:
     """Return whether gradient checkpointing wraps a module around the cut; one half cannot recompute such a module."""
-    around = map(half.model.get_submodule, half.cut.around)
-    return any(isinstance(module, GradientCheckpointingLayer) for module in around)
+    modules_around = map(half.model.get_submodule, half.cut.around)
+    return any(isinstance(module, GradientCheckpointingLayer) for module in modules_around)

@@ -33,10 +33,10 @@ def load_parent(
         )
     options = dict(options or {})
     if isinstance(network, str):
-        named = as_recorded(ModelReference.parse(network, task=reference.task), reference)
-        adapter = _named(side, dataclasses.replace(named, kwargs=reference.kwargs), options)
+        named_reference = as_recorded(ModelReference.parse(network, task=reference.task), reference)
+        adapter = _load_named(side, dataclasses.replace(named_reference, kwargs=reference.kwargs), options)
     elif network is None or isinstance(network, Adapter):
-        adapter = _named(side, reference, options) if network is None else network
+        adapter = _load_named(side, reference, options) if network is None else network
     else:
         adapter = load(network, task=reference.task, example_inputs=options.get("example_inputs"))
     pinned = adapter.pinned
@@ -45,8 +45,8 @@ def load_parent(
         adapter.forward(adapter.example)
         pinned = adapter.pinned
         changes = reference.changes(pinned)
-    moved = adapter.reference.revision not in (None, reference.revision)
-    now = f"; it is now at revision {adapter.reference.revision}" if moved else ""
+    has_moved = adapter.reference.revision not in (None, reference.revision)
+    moved_text = f"; it is now at revision {adapter.reference.revision}" if has_moved else ""
     if "weights" in changes and opposite is not None and pinned.weights_hash == opposite.weights_hash:
         raise ValueError(
             f"the network passed as the {side}, {pinned.public}, is the recorded "
@@ -56,15 +56,15 @@ def load_parent(
     if "weights" in changes:
         raise ValueError(
             f"the {side} {reference} has other weights than the stitch was fitted to (hash {pinned.weights_hash}, "
-            f"expected {reference.weights_hash}), or the same weights in another dtype{now}; pass the network with its "
-            "original weights, or fit a new stitch" + see("other-weights")
+            f"expected {reference.weights_hash}), or the same weights in another dtype{moved_text}; pass the network "
+            "with its original weights, or fit a new stitch" + see("other-weights")
         )
     texts = {part: f"{part}: {', '.join(differ)}" for part, differ in changes.items()}
     if not set(changes) <= set(allow_changed):
         raise ValueError(
             f"the {side} {reference} has the weights that the stitch was fitted to, but other settings "
-            f"({'; '.join(texts.values())}){now}; pass it with its original settings, fit a new stitch, or accept "
-            f"different outputs with Stitcher.attach(…, allow_changed={tuple(changes)}) or "
+            f"({'; '.join(texts.values())}){moved_text}; pass it with its original settings, fit a new stitch, or "
+            f"accept different outputs with Stitcher.attach(…, allow_changed={tuple(changes)}) or "
             "StitchedModel.parent(…, allow_changed=…)" + see("other-weights")
         )
     return adapter, [f"{side} {text}" for text in texts.values()]
@@ -73,20 +73,20 @@ def load_parent(
 @cache
 def warn_if_only_weights_are_pinned(source: ModelReference, target: ModelReference) -> None:
     """Warn, once per pair of networks, if a record of version 0.2.0 or earlier pins only the weights."""
-    if any(end.weights_hash is not None and end.config is None for end in (source, target)):
+    if any(reference.weights_hash is not None and reference.config is None for reference in (source, target)):
         warn(
             f"the stitch from {source} to {target} was saved by version 0.2.0 or earlier, so only the weights of its "
             "networks are checked, not their configs and processors. To record these, too, save attach(…).stitcher"
         )
 
 
-def _named(side: str, reference: ModelReference, options: Mapping[str, Any]) -> Adapter:
+def _load_named(side: str, reference: ModelReference, options: Mapping[str, Any]) -> Adapter:
     try:
         return load_recorded(reference, **options)
     except OSError as error:
-        kind = type(error) if type(error) in (FileNotFoundError, PermissionError, ConnectionError) else OSError
+        error_class = type(error) if type(error) in (FileNotFoundError, PermissionError, ConnectionError) else OSError
         reason = str(error).removeprefix(f"{reference} could not be loaded: ")
-        raise kind(
+        raise error_class(
             f"the {side} {reference} could not be loaded: {reason}\nIf it was renamed or its history was rewritten, "
             f"pass it as Stitcher.attach({side}=…); its weights are checked against the record"
         ) from error

@@ -275,8 +275,8 @@ def _check_outline(outline: Any, at: Place) -> None:
     ((kind, content),) = outline.items()
     read(kinds[kind], content, at / kind)
     if kind in ("tuple", "list", "dict"):
-        for key, part in content.items() if kind == "dict" else enumerate(content):
-            _check_outline(part, at / kind / key)
+        for key, inner in content.items() if kind == "dict" else enumerate(content):
+            _check_outline(inner, at / kind / key)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -296,15 +296,15 @@ def check_counts(record: Any, where: str) -> None:
 
     Other sizes do not require a bound: networks are built without memory, and compared with the headers of the files.
     """
-    in_all: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
     for key, value in nested(record, where, MOST_VALUES, FREE):
         if key is not None and isinstance(value, (int, float)):
-            in_all[key] += max(value, 0)  # type: ignore[assignment]  # lists may contain fractions
+            sums[key] += max(value, 0)  # type: ignore[assignment]  # lists may contain fractions
             for names, most in ((LAYERS, MOST), (LABELS, MOST_LABELS)):
-                if (value > most or in_all[key] > most * IN_ALL) and names.search(key):
-                    got = f"{value}" if value > most else f"{in_all[key]} in all"
+                if (value > most or sums[key] > most * IN_ALL) and names.search(key):
+                    number = f"{value}" if value > most else f"{sums[key]} in all"
                     raise ValueError(
-                        f"{where} is damaged: {key} is {got}, and no network has more than {most}; {AGAIN}"
+                        f"{where} is damaged: {key} is {number}, and no network has more than {most}; {AGAIN}"
                     )
 
 
@@ -355,11 +355,11 @@ def _read(kind: type[ArtefactRecord], record: Any, where: str) -> dict[str, Any]
         if record.get("scores") == {}:
             record = {**record, "scores": None}
     try:
-        fields = encode(read(kind, record, where))
+        values = encode(read(kind, record, where))
     except UnknownNameError as error:
         check_requirements(record.get("requires") or (), where)
         raise UnknownNameError(f"{where} requires a method that is not installed: {error}") from error
-    return {key: content for key, content in fields.items() if content or key in record}
+    return {key: content for key, content in values.items() if content or key in record}
 
 
 def _check_half(half: dict[str, Any], at: Place) -> None:
@@ -367,10 +367,10 @@ def _check_half(half: dict[str, Any], at: Place) -> None:
     if blueprint.get("library") == MODEL_TYPE:  # a stitched model
         blueprint["config"] = read_model(blueprint.get("config"), str(at / "blueprint" / "config"))
     cut, plan, interface = half["cut"], half["plan"], half["interface"]
-    for part in ("stubs", "after"):
-        for name, outline in plan[part].items():
-            if outline is not None or part == "stubs":
-                _check_outline(outline, at / "plan" / part / name)
+    for key in ("stubs", "after"):
+        for name, outline in plan[key].items():
+            if outline is not None or key == "stubs":
+                _check_outline(outline, at / "plan" / key / name)
     axes, layout, entry = cut["axes"], cut["spec"]["layout"], plan["entry"]
     if axes and sorted(axes) != list(range(len(layout))):
         raise (at / "cut" / "axes").wrong(f"an order of the {len(layout)} axes of {layout}", axes)
@@ -444,9 +444,9 @@ def layer_name(module: str, record: Mapping[str, Any]) -> str:
     side, _, rest = module.partition(".model.")
     if side not in SIDES or not rest:
         return module
-    inner, last = nested_config(record[side]), record[side]["cut"]["layer"]
-    if side == "source" and f"{rest}.".startswith(f"{last}.{KEPT}."):
-        rest = last + rest.removeprefix(f"{last}.{KEPT}")
+    inner, cut_layer = nested_config(record[side]), record[side]["cut"]["layer"]
+    if side == "source" and f"{rest}.".startswith(f"{cut_layer}.{KEPT}."):
+        rest = cut_layer + rest.removeprefix(f"{cut_layer}.{KEPT}")
     return f"{side}.{rest if inner is None else layer_name(rest, inner)}"
 
 

@@ -54,7 +54,7 @@ from hf_stitch.artefacts.record import (
     read_config,
     read_record,
 )
-from hf_stitch.artefacts.weights import STRATEGIES, DeviceMap, described, load_placed, load_strictly, save_weights, ties
+from hf_stitch.artefacts.weights import STRATEGIES, DeviceMap, load_placed, load_strictly, on_meta, save_weights, ties
 from hf_stitch.offloading import State, is_offloaded
 from hf_stitch.options import did_you_mean
 from hf_stitch.printing import see, visible, warn
@@ -67,7 +67,7 @@ from hf_stitch.storage.files import load_whole
 M = TypeVar("M", bound=StitchedNetwork)
 
 KEEP_STITCHER = (
-    "Or save the Stitcher (stitched.stitcher.save_pretrained) and attach it to live modules: Stitcher.attach(source=…, "
+    "Or save the Stitcher (stitched.stitcher.save_pretrained) and attach it to the networks: Stitcher.attach(source=…, "
     "target=…)"
 )
 """Advice for a model that cannot be saved."""
@@ -128,10 +128,10 @@ def write(
     """Write the weights and the processor of a model, and return its record."""
     record = _record(model, folder)
     weights = state_dict or State(model)
-    if packed := {type(weight).__name__ for weight in model.parameters() if is_traceable_wrapper_subclass(weight)}:
-        raise ValueError(QUANTIZED.format(", ".join(packed)))
+    if quantized := {type(weight).__name__ for weight in model.parameters() if is_traceable_wrapper_subclass(weight)}:
+        raise ValueError(QUANTIZED.format(", ".join(quantized)))
     tied = ties(weights)
-    _check_loads(model, record, described(weights), tied)
+    _check_loads(model, record, on_meta(weights), tied)
     save_components([model.generation_config] if model.can_generate() else [], folder)
     save_components([model.processor] if hasattr(model.processor, "save_pretrained") else [], folder)
     if isinstance(model.source, PrefixFront):
@@ -153,12 +153,12 @@ def write(
 
 
 def check_saves(model: StitchedNetwork) -> None:
-    """Raise an error, without writing weights, if a model could not be loaded after saving."""
+    """Raise an error, without writing weights, for a model that cannot be saved and loaded again."""
     check_rebuilt(model.config.to_dict())
     with tempfile.TemporaryDirectory() as folder:
         record = _record(model, Path(folder))
     weights = State(model)
-    _check_loads(model, record, described(weights), ties(weights))
+    _check_loads(model, record, on_meta(weights), ties(weights))
 
 
 def _record(model: StitchedNetwork, folder: Path) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _record(model: StitchedNetwork, folder: Path) -> dict[str, Any]:
 def _check_loads(
     model: StitchedNetwork, record: Mapping[str, Any], weights: Mapping[str, Tensor], tied: Container[str]
 ) -> None:
-    """Raise an error, before writing, if a record and weights could not be loaded as this model."""
+    """Raise an error, before writing, if loading the record and weights would not return this model."""
     try:
         config = StitchConfig.from_dict(dict(record))
         with weightless():
@@ -186,11 +186,11 @@ def _check_loads(
             + see("not-saved")
         ) from error
     if differing := differences(model, weights, skeleton):
-        merged = any(type(module).__module__.startswith("peft.") for module in model.modules())
+        has_peft = any(type(module).__module__.startswith("peft.") for module in model.modules())
         message = (
             "this model cannot be saved with a PEFT adapter: merge it into its network first, with "
             "merge_and_unload of its PeftModel. " + KEEP_STITCHER
-            if merged
+            if has_peft
             else "this model cannot be saved, because its networks differ from the networks of their configs: "
             f"{'; '.join(differing)}. Change the config before building a network, or its modules by a recorded "
             "hf_stitch.adapters.rewriting.Rewrite. " + KEEP_STITCHER + ", with the same changes"
@@ -205,14 +205,15 @@ def changes_by_hand(model: StitchedNetwork, side: str) -> list[str]:
     states = changed_by_hand(half, lambda: front_of(config) if side == "source" else back_of(config))
     if states is None:
         return [] if half.made is None else half.made.changes(attributes(half))
-    now, then = states
+    current, original = states
     recorded, cut = (record["reference"].get("config") or {}).get("chosen", {}), half.cut.layer
-    names = {name: name.removeprefix("model.").replace(f"{cut}.{KEPT}", cut) for name in now.chosen}
-    new = {name for name in names if recorded.get(f"modules.{names[name]}") != now.chosen[name]}
-    changed, old = (
-        Settings({names[name]: state.chosen[name] for name in new & state.chosen.keys()}) for state in (now, then)
+    names = {name: name.removeprefix("model.").replace(f"{cut}.{KEPT}", cut) for name in current.chosen}
+    changed = {name for name in names if recorded.get(f"modules.{names[name]}") != current.chosen[name]}
+    new_settings, old_settings = (
+        Settings({names[name]: state.chosen[name] for name in changed & state.chosen.keys()})
+        for state in (current, original)
     )
-    return old.changes(changed)
+    return old_settings.changes(new_settings)
 
 
 def load_pretrained(
@@ -234,15 +235,15 @@ def load_pretrained(
                 f"from_pretrained of a stitched model got an unexpected option {name!r}"
                 + (f"; did you mean {hint!r}?" if hint else "")
             )
-    device, placed = _placement(_default_device() if device_map is None else device_map)
-    if placed is not None and dtype is not None:
+    device, placement = _placement(_default_device() if device_map is None else device_map)
+    if placement is not None and dtype is not None:
         raise ValueError("dtype cannot be changed while weights are distributed: pass only one of dtype, device_map")
-    if max_memory is not None and not isinstance(placed, str):
+    if max_memory is not None and not isinstance(placement, str):
         raise ValueError("max_memory requires device_map='auto', 'balanced' or 'sequential'")
     folder = folder_of(place, MODEL_FILES, subfolder=subfolder, **download)
     if (folder / PEFT_CONFIG).is_file():
         raise ValueError(adapter_of_peft(folder))
-    arguments = config, attention, allow_modified, placed, max_memory
+    arguments = config, attention, allow_modified, placement, max_memory
     model = load_whole(folder, CONFIG, lambda: _load(model_class, folder, *arguments))
     if dtype is not None:
         cast(model, dtype)
@@ -253,14 +254,14 @@ def load_pretrained(
 
 
 def _load(
-    model_class: type[M], folder: Path, passed: StitchConfig | None, attention: str | None, allow_modified: bool,
-    placed: DeviceMap | None, max_memory: Mapping[int | str, int | str] | None,
+    model_class: type[M], folder: Path, custom: StitchConfig | None, attention: str | None, allow_modified: bool,
+    placement: DeviceMap | None, max_memory: Mapping[int | str, int | str] | None,
 ) -> M:  # fmt: skip
     """Load the files in a folder, and verify at the end that they belong together."""
     path, record = folder / CONFIG, read_config(record_in(folder, CONFIG))
-    config: StitchConfig = StitchConfig.from_dict(record, name_or_path=str(folder)) if passed is None else passed
+    config: StitchConfig = StitchConfig.from_dict(record, name_or_path=str(folder)) if custom is None else custom
     files = SavedFiles(path, record, allow_modified)
-    if not allow_modified and passed is not None and passed.checksum not in (None, record[CHECKSUM]):  # None: a user's
+    if not allow_modified and custom is not None and custom.checksum not in (None, record[CHECKSUM]):  # None: a user's
         raise ValueError(f"{path} was replaced after config was read from it; load both again")
     check_requirements(config.requires or (), str(folder))
     if record.get("task") not in (None, config.task):
@@ -269,17 +270,17 @@ def _load(
             "this task, and drops the scores of an earlier version"
         )
     with built_from(path):
-        kind = class_of(config)
-    if not issubclass(kind, model_class):
+        actual = class_of(config)
+    if not issubclass(actual, model_class):
         raise ValueError(
-            f"{folder} contains a {kind.__name__}, not a {model_class.__name__}; use StitchedModel.from_pretrained"
+            f"{folder} contains a {actual.__name__}, not a {model_class.__name__}; use StitchedModel.from_pretrained"
         )
     shards = sorted(file for file in folder.glob(SHARDS) if file.name in files.names)
     if not shards:
         raise FileNotFoundError(f"{folder} does not contain {WEIGHTS}: the weights are missing; {AGAIN}")
     attention = attention or config._attn_implementation  # Auto classes set it
     try:
-        model = _skeleton(kind, config, path)
+        model = _skeleton(actual, config, path)
     except AttentionError as error:
         if attention is None:
             raise AttentionError(
@@ -292,11 +293,11 @@ def _load(
         for half in every_half({"source": config.source, "target": config.target}):
             if "attention" in half["blueprint"]:
                 half["blueprint"]["attention"] = attention
-        model = _skeleton(kind, config, path)
-    if placed is None:
+        model = _skeleton(actual, config, path)
+    if placement is None:
         load_strictly(model, shards, config.tied_weights)
     else:
-        load_placed(model, shards, placed, max_memory, config.tied_weights or {})
+        load_placed(model, shards, placement, max_memory, config.tied_weights or {})
     model.anchors = files.anchors()
     try:
         _read_processor(model, files)
@@ -304,8 +305,8 @@ def _load(
         files.verify()
         raise damaged(f"a processor or generation config in {folder}", error) from error
     recorded, now = config.processor_settings, settings_of_processor(model.processor)
-    same = recorded is not None and now is not None and not Settings(**recorded).changes(now)
-    files.verify({name for name in files.names if same and any(fnmatch(name, pattern) for pattern in PROCESSORS)})
+    equal = recorded is not None and now is not None and not Settings(**recorded).changes(now)
+    files.verify({name for name in files.names if equal and any(fnmatch(name, pattern) for pattern in PROCESSORS)})
     if attention is not None:
         model.set_attn_implementation(attention)
     return model
@@ -336,15 +337,15 @@ def _placement(device_map: Any) -> tuple[torch.device | None, DeviceMap | None]:
         ) from None
 
 
-def _skeleton(kind: type[M], config: StitchConfig, path: Path) -> M:
+def _skeleton(model_class: type[M], config: StitchConfig, path: Path) -> M:
     with built_from(path), weightless():
-        return kind(config)
+        return model_class(config)
 
 
 def _read_processor(model: StitchedNetwork, files: SavedFiles) -> None:
     """Read the files next to the weights: processor, tokenizer of the source, generation config."""
-    reads = isinstance(model.source, PrefixFront)  # the tokens of the target
-    blueprint = getattr(model.config, "target" if reads else "source")["blueprint"]
+    has_prefix = isinstance(model.source, PrefixFront)  # the tokens of the target
+    blueprint = getattr(model.config, "target" if has_prefix else "source")["blueprint"]
     with named_files(files.folder, files.names) as folder:
         model.processor = model.processor_in(str(folder), blueprint)
         if isinstance(model.source, PrefixFront):

@@ -30,17 +30,17 @@ STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 
 def ties(weights: Mapping[str, Tensor]) -> dict[str, str]:
     """Return tied weights: name -> first name of the weight with the same memory."""
-    first: dict[Any, str] = {}
+    name_by_memory: dict[Any, str] = {}
     tied = {}
     for name, tensor in (weights.entries if isinstance(weights, State) else weights).items():
         if isinstance(tensor, Tensor) and not tensor.is_meta and tensor.numel():
             memory = tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-            if first.setdefault(memory, name) != name:
-                tied[name] = first[memory]
+            if name_by_memory.setdefault(memory, name) != name:
+                tied[name] = name_by_memory[memory]
     return tied
 
 
-def share(model: nn.Module, tied: Mapping[str, str]) -> None:
+def tie(model: nn.Module, tied: Mapping[str, str]) -> None:
     """Tie weights of a model, as returned by :func:`ties`."""
     for name, first in tied.items():
         (module, _, key), (first_module, _, first_key) = name.rpartition("."), first.rpartition(".")
@@ -51,8 +51,8 @@ def save_weights(
     weights: Mapping[str, Tensor], folder: Path, max_shard_size: str | int, tied: Mapping[str, str]
 ) -> None:
     """Write weights as safetensors, split into shards if they are large; one shard is in memory at a time."""
-    written = {name: tensor for name, tensor in described(weights).items() if name not in tied}
-    plan = split_torch_state_dict_into_shards(written, max_shard_size=max_shard_size)
+    outlines = {name: tensor for name, tensor in on_meta(weights).items() if name not in tied}
+    plan = split_torch_state_dict_into_shards(outlines, max_shard_size=max_shard_size)
     for file, names in plan.filename_to_tensors.items():
         tensors = _untied({name: weights[name].detach().cpu().contiguous() for name in names})
         save_file(tensors, folder / file, metadata={"format": "pt"})
@@ -61,7 +61,7 @@ def save_weights(
         (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def described(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def on_meta(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return weights without values, on the meta device."""
     if isinstance(weights, State):
         return weights.described
@@ -88,7 +88,7 @@ def load_strictly(model: nn.Module, files: list[Path], tied: Mapping[str, str] |
     for file, names in check_headers(model, files, tied or {}).items():
         state |= read_weights(file, names, tied or {})
     model.load_state_dict(state, strict=True, assign=True)
-    share(model, tied or {})
+    tie(model, tied or {})
 
 
 def check_headers(model: nn.Module, files: list[Path], tied: Mapping[str, str]) -> dict[Path, list[str]]:
@@ -96,17 +96,17 @@ def check_headers(model: nn.Module, files: list[Path], tied: Mapping[str, str]) 
     expected = model.state_dict()
     file_of: dict[str, Path] = {}
     tied_names: dict[str, list[str]] = defaultdict(list)
-    for name, saved in tied.items():
-        tied_names[saved].append(name)
+    for name, saved_name in tied.items():
+        tied_names[saved_name].append(name)
     for file in files:
         try:
             with safe_open(file, framework="pt") as weights:
-                for saved in weights.keys():  # noqa: SIM118 - not a mapping
-                    for name in (saved, *tied_names[saved]):
+                for saved_name in weights.keys():  # noqa: SIM118 - not a mapping
+                    for name in (saved_name, *tied_names[saved_name]):
                         if name in file_of:
                             raise ValueError(f"{file} and {file_of[name].name} both contain {name!r}; {AGAIN}")
                         file_of[name] = file
-                        _check_header(file, name, expected.get(name), weights.get_slice(saved))
+                        _check_header(file, name, expected.get(name), weights.get_slice(saved_name))
         except ValueError:
             raise
         except Exception as error:
@@ -116,8 +116,8 @@ def check_headers(model: nn.Module, files: list[Path], tied: Mapping[str, str]) 
         raise ValueError(
             f"{files[0].parent} lacks {len(missing)} weights of the model in its config: {', '.join(missing[:5])}"
         )
-    if lost := sorted(tied_names.keys() - file_of.keys()):
-        raise ValueError(f"{files[0].parent} lacks the weight {lost[0]!r} in tied_weights of its config; {AGAIN}")
+    if lacking := sorted(tied_names.keys() - file_of.keys()):
+        raise ValueError(f"{files[0].parent} lacks the weight {lacking[0]!r} in tied_weights of its config; {AGAIN}")
     return {file: [name for name in file_of if file_of[name] == file] for file in files}
 
 
@@ -127,8 +127,8 @@ def read_weights(file: Path, names: Iterable[str], tied: Mapping[str, str]) -> d
         with safe_open(file, framework="pt") as weights:
             # Copied, because the alignment of memory-mapped weights varies, and with it the rounding of convolutions.
             saved_names = {name: tied.get(name, name) for name in names}
-            tensors = {saved: weights.get_tensor(saved).clone() for saved in set(saved_names.values())}
-            return {name: tensors[saved] for name, saved in saved_names.items()}
+            tensors = {saved_name: weights.get_tensor(saved_name).clone() for saved_name in set(saved_names.values())}
+            return {name: tensors[saved_name] for name, saved_name in saved_names.items()}
     except Exception as error:
         raise _unreadable(file, error) from error
 
@@ -136,8 +136,8 @@ def read_weights(file: Path, names: Iterable[str], tied: Mapping[str, str]) -> d
 def _check_header(file: Path, name: str, expected: Tensor | None, header: Any) -> None:
     shape, dtype = tuple(header.get_shape()), header.get_dtype()
     if expected is None or tuple(expected.shape) != shape:
-        wanted_shape = "no such weight" if expected is None else f"shape {tuple(expected.shape)}"
-        raise ValueError(f"{file} and its config disagree about {name!r}: expected {wanted_shape}, got shape {shape}")
+        expected_text = "no such weight" if expected is None else f"shape {tuple(expected.shape)}"
+        raise ValueError(f"{file} and its config disagree about {name!r}: expected {expected_text}, got shape {shape}")
     if expected.is_floating_point() != dtype.startswith(("F", "BF")):
         raise ValueError(
             f"{file} and its config disagree about {name!r}: expected {expected.dtype}, got {dtype}; {AGAIN}"
@@ -163,59 +163,59 @@ def load_placed(
     from accelerate import dispatch_model, infer_auto_device_map
     from accelerate.utils import check_device_map, get_balanced_memory
 
-    contents = check_headers(model, files, tied)
+    names_by_file = check_headers(model, files, tied)
     dtypes = {name: dtype for file in files for name, dtype in _dtypes(file).items()}
     dtypes |= {name: dtypes[saved] for name, saved in tied.items()}
     empty = {name: weight.to("meta", dtypes[name]) for name, weight in model.state_dict().items()}
     model.load_state_dict(empty, strict=True, assign=True)
-    chosen: dict[str, Any]
+    device_of_module: dict[str, Any]
     if isinstance(device_map, str):
-        whole: Any = {"no_split_module_classes": sorted(getattr(model, "_no_split_modules", None) or ())}
+        block_options: Any = {"no_split_module_classes": sorted(getattr(model, "_no_split_modules", None) or ())}
         memory: Any = None if max_memory is None else dict(max_memory)
         if device_map != "sequential":
-            memory = get_balanced_memory(model, memory, low_zero=device_map == "balanced_low_0", **whole)
-        chosen = infer_auto_device_map(model, memory, **whole)
+            memory = get_balanced_memory(model, memory, low_zero=device_map == "balanced_low_0", **block_options)
+        device_of_module = infer_auto_device_map(model, memory, **block_options)
     else:
-        chosen = dict(device_map)
-    check_device_map(model, chosen)
-    devices = {name: _device_of(name, chosen) for name in empty}
-    # Hooks move only weights.
+        device_of_module = dict(device_map)
+    check_device_map(model, device_of_module)
+    devices = {name: _device_of(name, device_of_module) for name in empty}
+    # Buffers stay in memory, because the hooks of accelerate move only weights.
     devices |= {name: "cpu" for name, _ in model.named_buffers() if devices.get(name) == "disk"}
-    for file, names in contents.items():
+    for file, names in names_by_file.items():
         in_memory = [name for name in names if devices[name] != "disk"]
-        placed = {name: weight.to(devices[name]) for name, weight in read_weights(file, in_memory, tied).items()}
-        model.load_state_dict(placed, strict=False, assign=True)
-    share(model, {name: saved for name, saved in tied.items() if devices[name] == devices[saved] != "disk"})
+        weights = {name: weight.to(devices[name]) for name, weight in read_weights(file, in_memory, tied).items()}
+        model.load_state_dict(weights, strict=False, assign=True)
+    tie(model, {name: saved for name, saved in tied.items() if devices[name] == devices[saved] != "disk"})
     index = {
         name: {
             "safetensors_file": str(file),
             "weight_name": tied.get(name, name),
             "dtype": str(dtypes[name]).removeprefix("torch."),
         }
-        for file, names in contents.items()
+        for file, names in names_by_file.items()
         for name in names
         if devices[name] == "disk"
     }
-    main = "cpu" if set(map(str, chosen.values())) <= {"cpu", "disk"} else None
-    dispatch_model(model, chosen, main_device=main, offload_index=index or None, force_hooks=True)
+    main_device = "cpu" if set(map(str, device_of_module.values())) <= {"cpu", "disk"} else None
+    dispatch_model(model, device_of_module, main_device=main_device, offload_index=index or None, force_hooks=True)
 
 
 def whole_blocks(model: nn.Module) -> list[str]:
     """Return the module classes in a model that must not be split over devices."""
-    named = (getattr(module, "_no_split_modules", None) or () for module in model.modules() if module is not model)
-    return sorted({"StitchingLayer", *(name for names in named for name in names)})
+    lists = (getattr(module, "_no_split_modules", None) or () for module in model.modules() if module is not model)
+    return sorted({"StitchingLayer", *(name for names in lists for name in names)})
 
 
 def _dtypes(file: Path) -> dict[str, torch.dtype]:
     with safe_open(file, framework="pt") as weights:
         dtypes = {}
         for name in weights.keys():  # noqa: SIM118 - not a mapping
-            part = weights.get_slice(name)
-            dtypes[name] = (part[:0] if part.get_shape() else weights.get_tensor(name)).dtype
+            tensor_slice = weights.get_slice(name)
+            dtypes[name] = (tensor_slice[:0] if tensor_slice.get_shape() else weights.get_tensor(name)).dtype
         return dtypes
 
 
 def _device_of(name: str, device_map: Mapping[str, Any]) -> Any:
     """Return the device of a weight: the device of its innermost module in the map."""
-    inside = [module for module in device_map if not module or name == module or name.startswith(f"{module}.")]
-    return device_map[max(inside, key=len)]
+    enclosing = [module for module in device_map if not module or name == module or name.startswith(f"{module}.")]
+    return device_map[max(enclosing, key=len)]

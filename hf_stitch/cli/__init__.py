@@ -25,7 +25,7 @@ __all__ = ["app", "main"]
 
 
 class _Listed(TyperCommand):
-    """Command that is imported when it runs, with only its summary before."""
+    """Entry in the list of commands: a summary until the command runs and is imported."""
 
     def __init__(self, name: str) -> None:
         entry = registries.commands.entry(name)
@@ -39,15 +39,15 @@ class _Listed(TyperCommand):
 
 
 def command_of(name: str) -> Any:
-    """Import a command."""
+    """Import a registered command and return it for ``click``."""
     registered: Any = registries.commands.get(name)
     registries.commands.check_kind(name, registered)
-    alone = registered
+    application = registered
     if not isinstance(registered, typer.Typer):
-        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         paragraphs = (inspect.getdoc(registered) or "").split("\n\n")  # each is wrapped to the terminal width
-        alone.command(name, help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))(registered)
-    command: Any = get_command(alone)
+        application.command(name, help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))(registered)
+    command: Any = get_command(application)
     command.name = name
     return command
 
@@ -77,7 +77,7 @@ class _Group(TyperGroup):
         def show_warning(message: Warning | str, *_: Any) -> None:
             typer.secho(f"warning: {line(message)}", fg="yellow", err=True)
 
-        GIVEN.set(ctx.args)
+        GIVEN.set(ctx.args)  # read by messages and results
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = show_warning  # type: ignore[assignment]  # by position, as warnings calls it

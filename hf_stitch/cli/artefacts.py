@@ -35,11 +35,11 @@ def push(
 ) -> None:
     """Upload a saved stitcher or stitched model with its card in one commit. Log in first: hf auth login."""
     output = Output(json)
-    card = folder / "README.md"
+    card_path = folder / "README.md"
     options: dict[str, Any] = {"commit_message": message} if message else {}
-    present = card.read_text(encoding="utf-8") if card.is_file() else None
+    card_text = card_path.read_text(encoding="utf-8") if card_path.is_file() else None
     commit = read(folder).push_to_hub(
-        repo_id, private=private, revision=revision, create_pr=create_pr, present=present, **options
+        repo_id, private=private, revision=revision, create_pr=create_pr, present=card_text, **options
     )
     output.show(f"pushed {commit.pr_url or commit.commit_url}")
     output.record({"commit": commit.oid, "url": commit.commit_url, "pull_request": commit.pr_url})
@@ -58,12 +58,12 @@ def pull(
 
     output = Output(json)
     folder = hub.download(repo_id, files=[hub.CARD, STITCHER, STITCH, *MODEL_FILES], revision=revision)
-    read(folder)
+    read(folder)  # raises an error for damaged files
     files = sorted(path for path in folder.iterdir() if path.is_file())
     with replacing(out, lambda out: stale(out, STITCHER) | stale(out, CONFIG)) as fresh:
         for path in files:
             shutil.copyfile(path, fresh / path.name)
-    read(out)
+    read(out)  # checks the copy
     output.show(f"pulled {repo_id} at commit {folder.name} into {out}")
     output.record({"commit": folder.name, "files": [path.name for path in files], "folder": str(out)})
 
@@ -84,7 +84,7 @@ def attach(name: str, shared: Shared, argument: str, parents: Mapping[str, Any])
     from hf_stitch.artefacts import StitchedModel, Stitcher
 
     check_artefact(name, argument)
-    place, options = check_place(shared.device, shared.dtype)
+    torch_device, options = check_place(shared.device, shared.dtype)
     if (Path(name) / "stitcher.json").is_file():
         stitcher = Stitcher.from_pretrained(name)
         for side, network in parents.items():
@@ -94,7 +94,7 @@ def attach(name: str, shared: Shared, argument: str, parents: Mapping[str, Any])
         stitched = StitchedModel.from_pretrained(name, **options)
         if "target" in parents:
             _require("--target", parents["target"] or (stitched.config.target or {})["reference"]["id"])
-    return stitched if place is None else stitched.to(place)  # type: ignore[arg-type]
+    return stitched if torch_device is None else stitched.to(torch_device)  # type: ignore[arg-type]
 
 
 def _require(option: str, network: Any) -> None:

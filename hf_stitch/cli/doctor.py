@@ -23,7 +23,7 @@ from hf_stitch import __version__
 from hf_stitch.cli import functions
 from hf_stitch.cli.options import NAMES, AsJson, Device, Dtype, Task, check_place
 from hf_stitch.cli.output import Output
-from hf_stitch.plugins import installed as of_plugins, normalized
+from hf_stitch.plugins import installed as entries_of, normalized
 from hf_stitch.registry import registries
 
 OPTIONAL = ("sentence-transformers", "peft", "torchvision", "evaluate", "matplotlib")
@@ -66,14 +66,14 @@ def doctor(
 
     from hf_stitch.adapters.doctor import diagnose
 
-    place, options = check_place(device, dtype)
+    torch_device, options = check_place(device, dtype)
     if random:
         options["pretrained"] = False
     network: Any = model
     if functions.is_function(model):
         network, options = functions.network_of(model, options)
     with _quiet():
-        report = diagnose(network, task=task, content=content, device=place, **options)
+        report = diagnose(network, task=task, content=content, device=torch_device, **options)
     if network is not model:
         report = replace(report, model=functions.shown(model))
     output.show(report)
@@ -83,16 +83,16 @@ def doctor(
 
 
 def _examine_installation(output: Output) -> None:
-    """Show the versions before importing the libraries, because imports can fail or end the process."""
+    """Show versions and a self-test. Versions come first, because imports of libraries can fail or end the process."""
     rows, system = installed_versions(), f"Python {platform.python_version()} on {platform.platform()}"
     table = Table("", "installed", "tested", "status", caption=system, caption_justify="left")
     for row in rows:
         table.add_row(row.name, row.installed or "–", row.tested or "–", Text(row.status, "" if row.is_met else "red"))
     output.show(table)
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    left = Path(os.environ.get("HF_STITCH_CACHE") or f"{caches}/hf-stitch").expanduser()
-    if any(left.glob("*.safetensors")):
-        output.show(f"{left} contains unused activations of an earlier version: delete it")
+    cache = Path(os.environ.get("HF_STITCH_CACHE") or f"{caches}/hf-stitch").expanduser()
+    if any(cache.glob("*.safetensors")):
+        output.show(f"{cache} contains unused activations of an earlier version: delete it")
 
     def show(name: str, error: str) -> None:
         output.show(f"{name}: {f'failed, {error}' if error else 'passed'}")
@@ -101,22 +101,22 @@ def _examine_installation(output: Output) -> None:
         with _quiet():
             from hf_stitch.selftest import self_test
 
-            parts = self_test(show)
+            errors = self_test(show)
     except Exception as error:  # a missing or broken library can raise any error
-        parts = {"import the libraries": " ".join(f"{type(error).__name__}: {error}".split())}
-        show(*next(iter(parts.items())))
+        errors = {"import the libraries": " ".join(f"{type(error).__name__}: {error}".split())}
+        show(*next(iter(errors.items())))
     unmet = [shlex.quote(row.name + row.required) for row in rows if not row.is_met]
-    differ = [f"{row.name}=={row.tested}" for row in rows if row.status.endswith("than tested")]
-    failed, advice = any(parts.values()), "everything works"
+    tested_versions = [f"{row.name}=={row.tested}" for row in rows if row.status.endswith("than tested")]
+    failed, advice = any(errors.values()), "everything works"
     if unmet:
         advice = f"pip install {' '.join(unmet)}"
     elif failed:
-        advice = f"pip install {' '.join(differ)}, or open" if differ else "open"
+        advice = f"pip install {' '.join(tested_versions)}, or open" if tested_versions else "open"
         advice += " an issue with this output"
     output.show(advice)
     output.record({
         "passed": not failed and not unmet, "advice": advice, "system": system,
-        "versions": [{**asdict(row), "status": row.status} for row in rows], "parts": parts,
+        "versions": [{**asdict(row), "status": row.status} for row in rows], "parts": errors,
     })  # fmt: skip
     if failed or unmet:
         raise typer.Exit(1)
@@ -165,9 +165,9 @@ class Installed:
 
 def read_tested(package: Path = Path(__file__).parents[1]) -> dict[str, str]:
     """Read the tested versions from the distribution or checkout of hf-stitch."""
-    for place in (package / "tested.txt", package.parent / "requirements" / "tested.txt"):
-        if place.is_file():
-            lines = (line.partition("#")[0].strip() for line in place.read_text(encoding="utf-8").splitlines())
+    for path in (package / "tested.txt", package.parent / "requirements" / "tested.txt"):
+        if path.is_file():
+            lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
             requirements = [r for r in map(Requirement, filter(None, lines)) if _applies(r)]
             return {normalized(r.name): next(iter(r.specifier)).version for r in requirements}
     return {}
@@ -178,10 +178,10 @@ def installed_versions() -> list[Installed]:
     tested, present = read_tested(), {normalized(d.name): d.version for d in metadata.distributions()}
     declared = map(Requirement, metadata.requires("hf-stitch") or () if "hf-stitch" in present else ())
     required = {normalized(r.name): str(r.specifier) for r in declared if _applies(r)}
-    of_kinds = {
-        normalized(entry.distribution[0]) for kind in registries for entry in of_plugins(kind) if entry.distribution
+    names_of_plugins = {
+        normalized(entry.distribution[0]) for kind in registries for entry in entries_of(kind) if entry.distribution
     }
-    plugins = sorted(of_kinds | {name for name in present if name.startswith("hf-stitch-")})
+    plugins = sorted(names_of_plugins | {name for name in present if name.startswith("hf-stitch-")})
     names = dict.fromkeys([*required, *(name for name in (*OPTIONAL, *plugins) if name in present)])
     rows = (Installed(name, present.get(name, ""), tested.get(name, ""), required.get(name, "")) for name in names)
     return [Installed("hf-stitch", __version__), *rows]

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 RETURNS = "the network (an nn.Module), (network, processor), or the result of hf_stitch.load(network, …)"
 
-_RUN: dict[tuple[Path, str], ModuleType] = {}
+_MODULES: dict[tuple[Path, str], ModuleType] = {}
 """Path and hash of files that have run -> module."""
 
-_BESIDE: dict[str, Path] = {}
+_FOLDERS: dict[str, Path] = {}
 """Modules that files have imported from their own folder -> the folder."""
 
 
@@ -54,11 +54,11 @@ def check_artefact(name: str, argument: str) -> None:
 
 
 def shown(name: str) -> str:
-    """Return the name of a network in results; files and folders have the shortest distinct path."""
+    """Return the name that results show for a network: for files and folders, the shortest distinct path."""
     arguments = [re.sub(r"^--[\w-]+=", "", argument) for argument in GIVEN.get()]
     paths = [argument for argument in (*arguments, name) if is_function(argument) or Path(argument).is_absolute()]
-    places = {argument: os.path.abspath(Path(argument).expanduser()) for argument in paths}
-    return short_names(places.values())[places[name]] if name in places else name
+    absolute_paths = {argument: os.path.abspath(Path(argument).expanduser()) for argument in paths}
+    return short_names(absolute_paths.values())[absolute_paths[name]] if name in absolute_paths else name
 
 
 def network_of(name: str, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -68,20 +68,20 @@ def network_of(name: str, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]
             f"does not apply to {shown(name)}; set it in the function",
             param_hint=", ".join("--random" if option == "pretrained" else f"--{option}" for option in options),
         )
-    file, _, function = name.rpartition(":")
-    place, name = Path(file).expanduser().resolve(), shown(name)
-    if not place.is_file():
+    file, _, function_name = name.rpartition(":")
+    path, name = Path(file).expanduser().resolve(), shown(name)
+    if not path.is_file():
         raise FileNotFoundError(f"no file {file!r}; pass a Python file and a function in it, for example mine.py:small")
-    with _importing_from(place.parent):
-        module = _module(place)
-        network = _call(vars(module), function, name, place)
-    processor: dict[str, Any] = {}
+    with _importing_from(path.parent):
+        module = _module(path)
+        network = _call(vars(module), function_name, name, path)
+    processor_option: dict[str, Any] = {}
     if isinstance(network, tuple) and len(network) == 2:
-        network, processor = network[0], {"processor": network[1]}
+        network, processor_option = network[0], {"processor": network[1]}
     if network is None or isinstance(network, (tuple, str, os.PathLike)):
         description = f"a tuple of {len(network)}" if isinstance(network, tuple) else visible(repr(network))
         raise ValueError(f"{name} must return {RETURNS}, got {description}")
-    return network, processor
+    return network, processor_option
 
 
 def load(name: str, task: str | None, options: dict[str, Any]) -> Adapter:
@@ -106,9 +106,9 @@ def _importing_from(folder: Path) -> Iterator[None]:
 
     Modules that other files have imported from their folders are dropped, because names may collide.
     """
-    for name in [name for name, owner in _BESIDE.items() if owner != folder]:
+    for name in [name for name, owner in _FOLDERS.items() if owner != folder]:
         sys.modules.pop(name, None)
-        del _BESIDE[name]
+        del _FOLDERS[name]
     before = {*sys.modules}
     sys.path.insert(0, str(folder))
     try:
@@ -118,57 +118,58 @@ def _importing_from(folder: Path) -> Iterator[None]:
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
         for name in {*sys.modules} - before:
-            module, place = sys.modules[name], folder.joinpath(*name.split("."))
+            module, module_path = sys.modules[name], folder.joinpath(*name.split("."))
             locations = {getattr(module, "__file__", None), *getattr(module, "__path__", ())}
-            if locations & {f"{place}.py", str(place)}:
-                _BESIDE[name] = folder
+            if locations & {f"{module_path}.py", str(module_path)}:
+                _FOLDERS[name] = folder
 
 
-def _module(place: Path) -> ModuleType:
+def _module(path: Path) -> ModuleType:
     """Run a file, once for each version of its content."""
-    code = place.read_bytes()
-    key = place, hashlib.sha256(code).hexdigest()
-    if key not in _RUN:
-        name = "hf_stitch_file_" + re.sub(r"\W", "_", place.stem)
-        while name in sys.modules and sys.modules[name].__file__ != str(place):
+    code = path.read_bytes()
+    key = path, hashlib.sha256(code).hexdigest()
+    if key not in _MODULES:
+        name = "hf_stitch_file_" + re.sub(r"\W", "_", path.stem)
+        while name in sys.modules and sys.modules[name].__file__ != str(path):
             name += "_"
         try:
-            _RUN[key] = run_file(name, place, code)
+            _MODULES[key] = run_file(name, path, code)
         except (Exception, SystemExit) as error:
-            raise ValueError(f"{place.name} could not be run: {_described(error, place)}") from error
-    return _RUN[key]
+            raise ValueError(f"{path.name} could not be run: {_error_text(error, path)}") from error
+    return _MODULES[key]
 
 
-def _call(module: dict[str, Any], function: str, name: str, place: Path) -> Any:
-    target = module.get(function)
-    if function not in module:
-        defined = [key for key, member in module.items() if inspect.isfunction(member) and member.__globals__ is module]
-        near = did_you_mean(function, defined)
+def _call(namespace: dict[str, Any], function_name: str, name: str, path: Path) -> Any:
+    function = namespace.get(function_name)
+    if function_name not in namespace:
+        functions = {key: member for key, member in namespace.items() if inspect.isfunction(member)}
+        defined = [key for key, member in functions.items() if member.__globals__ is namespace]
+        near = did_you_mean(function_name, defined)
         raise ValueError(
-            f"{place.name} does not define a function {function!r}"
+            f"{path.name} does not define a function {function_name!r}"
             + (f"; did you mean {near!r}?" if near else f"; it defines {', '.join(defined) or 'none'}.")
             + f" Define a function without arguments that returns {RETURNS}"
         )
-    if not (inspect.isroutine(target) or inspect.isclass(target)):
+    if not (inspect.isroutine(function) or inspect.isclass(function)):
         raise ValueError(
-            f"{name} must be a function, got an object of type {type(target).__name__}; define a function without "
+            f"{name} must be a function, got an object of type {type(function).__name__}; define a function without "
             f"arguments that returns {RETURNS}"
         )
     try:
-        inspect.signature(target).bind()
+        inspect.signature(function).bind()
     except TypeError as error:
         raise ValueError(
-            f"{name} must be a function without arguments, got {function}{inspect.signature(target)}; pass a function "
-            "that calls it with its arguments"
+            f"{name} must be a function without arguments, got {function_name}{inspect.signature(function)}; pass a "
+            "function that calls it with its arguments"
         ) from error
     try:
-        return target()
+        return function()
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{name} raised an error: {_described(error, place)}") from error
+        raise ValueError(f"{name} raised an error: {_error_text(error, path)}") from error
 
 
-def _described(error: BaseException, place: Path) -> str:
+def _error_text(error: BaseException, path: Path) -> str:
     """Return an error from a file as text, with the last line of the file in its traceback."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(place)]
-    where = f" ({place.name}, line {lines[-1]})" if lines else ""
-    return f"{type(error).__name__}: {error}{where}. See the traceback with hf-stitch --debug"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    location = f" ({path.name}, line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {error}{location}. See the traceback with hf-stitch --debug"

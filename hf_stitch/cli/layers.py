@@ -37,14 +37,14 @@ def layers(
     hf-stitch doctor lists the layers of a stitched model.
     """
     output = Output(json)
-    if (folder := _artefact(model)) is not None:
+    if (folder := _artefact_folder(model)) is not None:
         from hf_stitch.artefacts import Description
 
-        described = Description.read(folder)
-        output.show(_description(model, described))
-        if (evaluation := _evaluation(described)) is not None:
+        description = Description.read(folder)
+        output.show(_description_table(model, description))
+        if (evaluation := _evaluation(description)) is not None:
             output.show(evaluation)
-        output.record(_record_of(described))
+        output.record(_artefact_record(description))
         return
     adapter, name = load_network(model, device, dtype, task), shown(model)
     cuts = list(map(adapter.cut_info, adapter.layers))
@@ -54,7 +54,7 @@ def layers(
             "for details"
         )
     output.show(_table(name, cuts))
-    output.record({"model": name, "task": adapter.task, "layers": [_record(cut) for cut in cuts]})
+    output.record({"model": name, "task": adapter.task, "layers": [_cut_record(cut) for cut in cuts]})
 
 
 def _table(model: str, cuts: list[CutInfo]) -> Table:
@@ -74,11 +74,11 @@ def _table(model: str, cuts: list[CutInfo]) -> Table:
     return table
 
 
-def _record(cut: CutInfo) -> dict[str, Any]:
+def _cut_record(cut: CutInfo) -> dict[str, Any]:
     return {key: value for key, value in asdict(cut).items() if value != ""}
 
 
-def _artefact(name: str) -> Path | None:
+def _artefact_folder(name: str) -> Path | None:
     """Return the folder of the record of a stitcher or a stitched model; ``None`` for a network."""
     folder = Path(name).expanduser()
     if not folder.is_dir():
@@ -95,7 +95,7 @@ def _artefact(name: str) -> Path | None:
         return folder if dict(loads(config.read_bytes())).get("model_type") == "hf_stitch" else None
 
 
-def _record_of(artefact: Description) -> dict[str, Any]:
+def _artefact_record(artefact: Description) -> dict[str, Any]:
     """Return the record of a stitcher or a stitched model."""
     return {
         "kind": "stitched model" if artefact.whole else "stitcher",
@@ -108,7 +108,7 @@ def _record_of(artefact: Description) -> dict[str, Any]:
 
 
 def _evaluation(artefact: Description) -> Evaluation | None:
-    """Return the saved scores in the order of a model card, because a saved config is sorted by name."""
+    """Return the saved scores in the order of a model card; a saved config sorts them by name."""
     from hf_stitch.analysis.evaluation import Evaluation
     from hf_stitch.artefacts.card import ordered
     from hf_stitch.artefacts.record import damaged
@@ -117,23 +117,23 @@ def _evaluation(artefact: Description) -> Evaluation | None:
         return None
     record = {key: artefact.scores[key] for key in ("task", "n", "data", "scores") if key in artefact.scores}
     try:
-        scored = Evaluation.from_dict(record)
+        evaluation = Evaluation.from_dict(record)
     except ValueError as error:
         raise damaged("config.json" if artefact.whole else "stitcher.json", error) from error
-    return replace(scored, scores=ordered(vars(scored)))
+    return replace(evaluation, scores=ordered(vars(evaluation)))
 
 
-def _description(place: str, artefact: Description) -> Table:
+def _description_table(artefact_name: str, artefact: Description) -> Table:
     from hf_stitch.artefacts.card import recipe_rows
 
     table = Table("entry", "value", title_justify="left")
-    table.title = f"{place}: a {'stitched model' if artefact.whole else 'stitcher'}"
+    table.title = f"{artefact_name}: a {'stitched model' if artefact.whole else 'stitcher'}"
     rows = recipe_rows(artefact)
-    for side, end, layer in (
+    for side, reference, layer in (
         ("source", artefact.source, artefact.source_layer), ("target", artefact.target, artefact.target_layer)
     ):  # fmt: skip
-        name = end.id or end.summary or "a network outside the Hub"
-        rows[side] = f"{name}{f' at {end.revision}' if end.revision else ''}, cut after {layer}"
+        name = reference.id or reference.summary or "a network outside the Hub"
+        rows[side] = f"{name}{f' at {reference.revision}' if reference.revision else ''}, cut after {layer}"
     for name, value in rows.items():
         table.add_row(name, value.replace("`", ""))
     return table

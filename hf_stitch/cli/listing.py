@@ -22,7 +22,7 @@ BROKEN, BUILT_IN = "broken", "built-in"
 SECONDS = 60
 """Time limit for the import of a plugin."""
 
-IMPORTING = """
+PROGRAM = """
 import json, sys
 from hf_stitch.cli.listing import imported
 print(json.dumps(imported(*sys.argv[1:])))
@@ -56,12 +56,12 @@ def listing(
     registry = registries[kind]
     entries = [_entry(registry, name) for name in registry]
     if check:
-        installed = [entry for entry in entries if registry.entry(entry["name"]).distribution]
-        of_plugins = [entry for entry in installed if entry["source"] != BROKEN]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a process
-            described = pool.map(lambda entry: _in_a_process(kind, entry["name"]), of_plugins)
-        for entry, about in zip(of_plugins, described, strict=True):
-            entry |= about
+        distributed = [entry for entry in entries if registry.entry(entry["name"]).distribution]
+        plugin_entries = [entry for entry in distributed if entry["source"] != BROKEN]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # each thread waits for a process
+            descriptions = pool.map(lambda entry: _in_a_process(kind, entry["name"]), plugin_entries)
+        for entry, description in zip(plugin_entries, descriptions, strict=True):
+            entry |= description
     table = _metrics(entries) if kind == "metrics" else _plain(kind, entries)
     output.show(table if entries else f"registry {kind} is empty")
     output.record(entries)
@@ -83,51 +83,51 @@ def _metrics(entries: list[dict[str, Any]]) -> Table:
         if entry["source"] == BROKEN:
             table.add_row(entry["name"], *[""] * 3, f"{entry['origin']}: {entry['summary']}", style="red")
             continue
-        ends = [f"{end:.3g}".replace("inf", "∞") for end in entry["range"]]
+        limits = [f"{end:.3g}".replace("inf", "∞") for end in entry["range"]]
         use = entry["summary"] if entry["origin"] == BUILT_IN else f"{entry['summary']} ({entry['origin']})"
-        unchanged = ", ".join(entry["invariances"]) or "–"
-        table.add_row(entry["name"], entry["direction"] or "–", " to ".join(ends) or "–", unchanged, use)
+        invariances = ", ".join(entry["invariances"]) or "–"
+        table.add_row(entry["name"], entry["direction"] or "–", " to ".join(limits) or "–", invariances, use)
     return table
 
 
 def _entry(registry: Registry[Any], name: str) -> dict[str, Any]:
-    listed = registry.entry(name)
-    entry: dict[str, Any] = {"name": name, "origin": listed.origin, "source": listed.source, "summary": listed.summary}
+    info = registry.entry(name)
+    entry: dict[str, Any] = {"name": name, "origin": info.origin, "source": info.source, "summary": info.summary}
     if registry.kind == "metrics":
-        if listed.distribution is not None:
+        if info.distribution is not None:
             entry |= {"title": name, "direction": "", "range": [], "invariances": []}
         else:
-            entry |= _described(CATALOGUE[name]) if listed.origin == BUILT_IN else imported(registry.kind, name)
-    return entry | {"source": BROKEN, "summary": listed.problem} if listed.problem else entry
+            entry |= _metric_record(CATALOGUE[name]) if info.origin == BUILT_IN else imported(registry.kind, name)
+    return entry | {"source": BROKEN, "summary": info.problem} if info.problem else entry
 
 
 def imported(kind: str, name: str) -> dict[str, Any]:
-    """Import an entry, and return the description in its class."""
+    """Import a method, and return the description that its class contains."""
     method: Any = registries[kind].get(name)
     registries[kind].check_kind(name, method)
     summary = (inspect.getdoc(method) or "").partition("\n")[0]
     if kind != "metrics":
         return {"summary": summary}
     invariances = getattr(method, "invariances", ())  # metrics of weights do not declare them
-    return _described(Described(method.title, method.higher_is_better, method.range, invariances, summary))
+    return _metric_record(Described(method.title, method.higher_is_better, method.range, invariances, summary))
 
 
-def _described(about: Described) -> dict[str, Any]:
+def _metric_record(metric: Described) -> dict[str, Any]:
     return {
-        "summary": about.use, "title": about.title, "direction": about.direction, "range": list(about.range),
-        "invariances": list(about.invariances),
+        "summary": metric.use, "title": metric.title, "direction": metric.direction, "range": list(metric.range),
+        "invariances": list(metric.invariances),
     }  # fmt: skip
 
 
 def _in_a_process(kind: str, name: str) -> dict[str, Any]:
-    """Import an entry of a plugin in a child process, and return the description in its class, or the error."""
-    call = [sys.executable, "-c", IMPORTING, kind, name]
+    """Call :func:`imported` in a child process, and return the description of the method, or the error."""
+    arguments = [sys.executable, "-c", PROGRAM, kind, name]
     try:
-        done = subprocess.run(call, capture_output=True, text=True, timeout=SECONDS, check=False)
+        process = subprocess.run(arguments, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return {"source": BROKEN, "summary": f"import takes more than {SECONDS} seconds"}
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"the process ended with code {done.returncode}"]
+    if process.returncode:
+        lines = process.stderr.strip().splitlines() or [f"the process ended with code {process.returncode}"]
         return {"source": BROKEN, "summary": lines[-1].partition(": ")[2] or lines[-1]}
-    about: dict[str, Any] = loads(done.stdout.splitlines()[-1])
-    return about
+    description: dict[str, Any] = loads(process.stdout.splitlines()[-1])
+    return description

@@ -53,16 +53,16 @@ def build(architecture: str, seed: int, samples: Samples) -> Adapter:
 
 
 def train(network: Adapter, samples: Samples, epochs: int, seed: int) -> Iterator[float]:
-    """Train all weights in place with AdamW and a one-cycle learning rate schedule."""
+    """Train in place with AdamW and a one-cycle learning rate schedule; yield the last loss of each epoch."""
     model, inputs, labels = network.model, _inputs(network, samples), torch.tensor(samples.labels)
     torch.manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.05)
-    cuts = list(range(BATCH, len(labels) - 1, BATCH))  # a single sample joins the last batch, for BatchNorm
-    steps = epochs * (len(cuts) + 1)
+    boundaries = list(range(BATCH, len(labels) - 1, BATCH))  # a single sample joins the last batch, for BatchNorm
+    steps = epochs * (len(boundaries) + 1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps)
     for _ in range(epochs):
         model.train()
-        for batch in torch.randperm(len(labels)).tensor_split(cuts):
+        for batch in torch.randperm(len(labels)).tensor_split(boundaries):
             loss = functional.cross_entropy(logits_of(model(inputs[batch])), labels[batch])
             optimizer.zero_grad()
             loss.backward()

@@ -122,23 +122,23 @@ def load_network(name: str, device: str | None = None, dtype: str | None = None,
     """Load a network onto a device."""
     import hf_stitch
 
-    place, options = check_place(device, dtype)
-    typed = functions.is_function(name)
-    adapter = functions.load(name, task, options) if typed else hf_stitch.load(name, task=task, **options)
-    if place is not None:
-        adapter.model.to(place)
+    torch_device, options = check_place(device, dtype)
+    in_file = functions.is_function(name)
+    adapter = functions.load(name, task, options) if in_file else hf_stitch.load(name, task=task, **options)
+    if torch_device is not None:
+        adapter.model.to(torch_device)
     return adapter
 
 
 def check_place(device: str | None, dtype: str | None) -> tuple[torch.device | None, dict[str, Any]]:
-    """Check the values of ``--device`` and ``--dtype``."""
+    """Check ``--device`` and ``--dtype``; return the device, and the dtype as an option of :func:`hf_stitch.load`."""
     import torch
 
-    place = None
+    torch_device = None
     if device is not None:
         try:
-            place = torch.empty(0, device=device).device
-        except (RuntimeError, AssertionError, NotImplementedError) as error:  # by the build of torch
+            torch_device = torch.empty(0, device=device).device
+        except (RuntimeError, AssertionError, NotImplementedError) as error:  # depends on the build of torch
             reason = str(error).splitlines()[0]
             raise typer.BadParameter(
                 f"torch cannot use device {device!r} on this machine: {reason}", param_hint="--device"
@@ -148,7 +148,7 @@ def check_place(device: str | None, dtype: str | None) -> tuple[torch.device | N
             f"must be a floating-point dtype of torch (float32, float64, bfloat16, float16), got {dtype!r}",
             param_hint="--dtype",
         )
-    return place, {} if dtype is None else {"dtype": dtype}
+    return torch_device, {} if dtype is None else {"dtype": dtype}
 
 
 def draw(samples: Samples, count: int | None, seed: int, data: str) -> Samples:

@@ -48,7 +48,7 @@ class Output:
     def record(self, record: Any) -> None:
         """Print the record as JSON if ``--json`` was passed."""
         if self.as_json and not Processes.of(None).rank:
-            typer.echo(as_json(record))
+            typer.echo(json_of(record))
 
     def report(self, results: Result | Iterable[Result], path: Path | None) -> None:
         """Write the page of results to a path, if any, with the command that reproduces it."""
@@ -61,25 +61,25 @@ class Output:
 
 def _shareable(arguments: list[str]) -> list[str]:
     """Return the arguments of a command with shortened absolute paths, which could identify the user."""
-    paths = {part: match[2] for part in arguments if (match := re.fullmatch(r"([^/]*[=:])?(/[^/].*)", part))}
+    paths = {arg: match[2] for arg in arguments if (match := re.fullmatch(r"([^/]*[=:])?(/[^/].*)", arg))}
     names = short_names(paths.values())
-    return [part.replace(paths[part], names[paths[part]]) if part in paths else part for part in arguments]
+    return [arg.replace(paths[arg], names[paths[arg]]) if arg in paths else arg for arg in arguments]
 
 
 @contextmanager
 def output_folder(folder: Path) -> Iterator[None]:
-    """Create a folder before any work, so that an invalid place raises an error immediately.
+    """Create a folder before any work, so that an invalid path raises an error immediately.
 
     If the work fails, the created folders are removed, except folders with content.
     """
-    created = [place for place in (folder, *folder.parents) if not place.exists()]
+    new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
     except BaseException:
         with suppress(OSError):  # a folder is not empty
-            for place in created:
-                place.rmdir()
+            for path in new_folders:
+                path.rmdir()
         raise
 
 
@@ -98,7 +98,7 @@ def figure_name(number: int, label: str, figure: str = "") -> str:
     return "-".join(filter(None, (str(number), method, figure))) + ".png"
 
 
-def as_json(record: Any) -> str:
+def json_of(record: Any) -> str:
     """Serialise a record as standard JSON, with ``null`` for NaN and infinite numbers."""
     return visible(json.dumps(_standard(record), indent=2, ensure_ascii=False, allow_nan=False))
 

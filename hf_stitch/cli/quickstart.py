@@ -52,8 +52,8 @@ def quickstart(
     output.show(f"{dataset}: {len(train)} training images, {len(test)} held-out images")
     transformers.utils.logging.disable_progress_bar()  # these networks load at once
     with one_thread():
-        saved = {name: _train_and_save(name, train, epochs, out / "networks" / name) for name in NETWORKS}
-        nets = {name: hf_stitch.load(str(folder)) for name, folder in saved.items()}
+        saved_paths = {name: _train_and_save(name, train, epochs, out / "networks" / name) for name in NETWORKS}
+        nets = {name: hf_stitch.load(str(folder)) for name, folder in saved_paths.items()}
         grids: dict[str, StitchGrid] = {}
         for a, b in PAIRS:
             grid = hf_stitch.stitch_grid(nets[a], nets[b], train, test_data=test, matchers=["lstsq", "procrustes"])
@@ -66,25 +66,25 @@ def quickstart(
             _, pair, *cell = best
             stitched = grids[pair].stitched(*cell)
             stitched.keep_scores(hf_stitch.evaluate(stitched, test, progress=False))
-            saved |= stitch.save(stitched, out / "best")
-            _check_round_trip(stitched, saved, [str(saved[name]) for name in pair.split(" → ")], test)
+            saved_paths |= stitch.save(stitched, out / "best")
+            _check_round_trip(stitched, saved_paths, [str(saved_paths[name]) for name in pair.split(" → ")], test)
             output.show(stitched.evaluation)
             output.show(f"reloaded model and stitcher: bit-identical logits on all {len(test)} held-out images")
     summary = f"{pair} at {cell[0]} → {cell[1]} by {cell[2]}" if best else "none; train longer or on more samples"
     output.show(f"best: {summary} ({RULE})")
-    output.show("\n".join(["saved", *(f"  {kind:<10} {path}" for kind, path in saved.items())]))
+    output.show("\n".join(["saved", *(f"  {kind:<10} {path}" for kind, path in saved_paths.items())]))
     output.record({
         "grids": {pair: grid.to_dict() for pair, grid in grids.items()}, "best": best, "rule": RULE,
-        "saved": {kind: str(path) for kind, path in saved.items()}
+        "saved": {kind: str(path) for kind, path in saved_paths.items()}
     })  # fmt: skip
 
 
-def _read(split: str, dataset: str, data_dir: Path | None, most: int) -> Samples:
+def _read(split: str, dataset: str, data_dir: Path | None, max_samples: int) -> Samples:
     """Read at most ``most`` images of a split, as a random subset."""
     samples = hf_stitch.Samples.of(hf_stitch.data.read_data(dataset, data_dir, split))
     if samples.modality != "image" or samples.labels is None:
         raise ValueError(f"the quickstart requires images with labels, got {samples} from {dataset}")
-    return samples if len(samples) <= most else samples.split(most, seed=0)[1]
+    return samples if len(samples) <= max_samples else samples.split(max_samples, seed=0)[1]
 
 
 def _train_and_save(name: str, samples: Samples, epochs: int, folder: Path) -> Path:
@@ -92,6 +92,7 @@ def _train_and_save(name: str, samples: Samples, epochs: int, folder: Path) -> P
 
     network = networks.build(*NETWORKS[name], samples)
     steps = networks.train(network, samples, epochs, NETWORKS[name][1])
+    # Iterating trains the network.
     list(track(steps, f"training {name}", epochs, console=Console(stderr=True), transient=True))
     networks.save(network, folder)
     return folder
@@ -105,13 +106,15 @@ def _eligible(pair: str, grid: StitchGrid) -> Iterator[tuple[float, str, str, st
 
 
 def _check_round_trip(stitched: StitchedModel, saved: dict[str, Path], parents: list[str], test: Samples) -> None:
-    """Load the saved model and the saved stitcher, and check that their logits are bit-identical."""
+    """Raise an error if the logits of the saved model or stitcher, loaded again, are not bit-identical."""
     import torch
 
-    again = hf_stitch.StitchedModel.from_pretrained(saved["model"])
+    loaded = hf_stitch.StitchedModel.from_pretrained(saved["model"])
     attached = hf_stitch.Stitcher.from_pretrained(saved["stitcher"]).attach(*parents)
     with torch.no_grad():
         for batch in test.batches(64):
-            before, *after = (model(**model.preprocess(batch.samples)).logits for model in (stitched, again, attached))
-            if not all(logits.equal(before) for logits in after):
+            original, *rest = (
+                model(**model.preprocess(batch.samples)).logits for model in (stitched, loaded, attached)
+            )
+            if not all(logits.equal(original) for logits in rest):
                 raise ValueError(f"the artefacts in {saved['model'].parent} return different logits than before saving")

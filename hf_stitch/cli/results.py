@@ -29,16 +29,16 @@ def compare(job: Job) -> None:
 
 
 def _check(job: Job) -> None:
-    """Check the options against the metrics and their rows before any work."""
+    """Raise a usage error for options that do not fit the metrics or the data, before any work."""
     from hf_stitch.analysis.comparison.asking import Asked
     from hf_stitch.running import Run
 
-    idle = [f"--{name.replace('_', '-')}" for name in OF_DATA if getattr(job.shared, name) is not None]
-    if job.shared.data is None and idle:
-        raise typer.BadParameter(f"{', '.join(idle)} require a dataset", param_hint="--data")
-    asks = {name: job.given[name] for name in ("rows", "align") if name in job.given}
-    with usage(", ".join(f"--{name}" for name in ("metric", *asks))):
-        asked = Asked.of(job.given.get("metrics", ("linear_cka",)), **asks)
+    unused = [f"--{name.replace('_', '-')}" for name in OF_DATA if getattr(job.shared, name) is not None]
+    if job.shared.data is None and unused:
+        raise typer.BadParameter(f"{', '.join(unused)} require a dataset", param_hint="--data")
+    row_options = {name: job.given[name] for name in ("rows", "align") if name in job.given}
+    with usage(", ".join(f"--{name}" for name in ("metric", *row_options))):
+        asked = Asked.of(job.given.get("metrics", ("linear_cka",)), **row_options)
         asked.check(Run(planning=job.shared.plan), job.shared.data, permutations=job.given.get("permutations", 0))
     if asked.activations and job.shared.data is None:
         label = next(iter(asked.activations))
@@ -48,13 +48,13 @@ def _check(job: Job) -> None:
 @command("hf_stitch.workflows._grid:stitch_grid")
 def grid(job: Job) -> None:
     """Stitch all layers of two networks."""
-    scored = job.run()
+    result = job.run()
     figures = {
         figure_name(number, matcher, figure or ""): {"figure": figure, "matcher": matcher}
-        for number, matcher in enumerate(scored.matchers, 1)
-        for figure in (*scored.figures, *([None] if scored.detections else []))  # None: AUROC next to accuracy
+        for number, matcher in enumerate(result.matchers, 1)
+        for figure in (*result.figures, *([None] if result.detections else []))  # None: AUROC next to accuracy
     }
-    job.finish(scored, "grid.json", figures)
+    job.finish(result, "grid.json", figures)
 
 
 @command("hf_stitch.workflows._evaluate:evaluate", without=["task"])
@@ -72,7 +72,7 @@ def audit(job: Job) -> None:
 
 
 def _attached(job: Job) -> dict[str, Any]:
-    """Return the stitched model, and its whole networks from the command line."""
+    """Return arguments of the verb: the stitched model, and the networks of ``--source`` and ``--target``."""
     parents = {side: job.shared.given(job.given.get(side)) for side in ("source", "target")}
     stitched = attach(job.given["stitched"], job.shared, "STITCHED", parents)
     return {"stitched": stitched, **(dict.fromkeys(parents) if stitched.parents else parents)}

@@ -41,9 +41,9 @@ class Kind:
 
     def __or__(self, second: Kind) -> Kind:
         """Return the union of the allowed values."""
-        main = second if second.names or second.choices else self
+        base = second if second.names or second.choices else self
         choices = self.choices + second.choices
-        return replace(main, names=self.names | second.names, choices=choices, is_list=self.is_list or second.is_list)
+        return replace(base, names=self.names | second.names, choices=choices, is_list=self.is_list or second.is_list)
 
 
 @dataclass(frozen=True)
@@ -73,21 +73,21 @@ def read(verb: str) -> tuple[str, list[Parameter]]:
         raise ValueError(
             f"{module} does not define a function {name!r}; a command must refer to its verb as module:function"
         )
-    summary, about = _described(function)
+    summary, descriptions = _summary_and_descriptions(function)
     arguments = function.args
-    missing = [None] * (len(arguments.args) - len(arguments.defaults))
-    parts = [
-        *zip(arguments.args, [*missing, *arguments.defaults], strict=True),
+    no_defaults = [None] * (len(arguments.args) - len(arguments.defaults))
+    nodes = [
+        *zip(arguments.args, [*no_defaults, *arguments.defaults], strict=True),
         *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
     ]
     parameters = [
         Parameter(
-            node.arg, kind_of(node.annotation, module), _default(default, module), about.get(node.arg, ""),
+            node.arg, kind_of(node.annotation, module), _default(default, module), descriptions.get(node.arg, ""),
             node in arguments.args
         )
-        for node, default in parts
+        for node, default in nodes
     ]  # fmt: skip
-    return summary, [*parameters, *_of_the_run(about.get("options", ""))]
+    return summary, [*parameters, *_of_the_run(descriptions.get("options", ""))]
 
 
 def kind_of(annotation: ast.expr | None, module: str) -> Kind:
@@ -137,16 +137,16 @@ def in_options(message: str, command: Any) -> str:
             options[f"layers_{side}"] = options[layer]
     if not options:
         return message
-    long = sorted((name for name in options if "_" in name and name != COLUMN), reverse=True)
-    assigned = rf"(?<![\w/.'\"-])({'|'.join(sorted(options, reverse=True))})=('[^']*'|[^\s,;)]*)"
-    bare = rf"(?<![\w/.'\"-])({'|'.join(long)})(?![\w/.'\"=-])" if long else r"(?!)"
+    long_names = sorted((name for name in options if "_" in name and name != COLUMN), reverse=True)
+    assignment = rf"(?<![\w/.'\"-])({'|'.join(sorted(options, reverse=True))})=('[^']*'|[^\s,;)]*)"
+    bare_name = rf"(?<![\w/.'\"-])({'|'.join(long_names)})(?![\w/.'\"=-])" if long_names else r"(?!)"
 
     def option_of(match: re.Match[str]) -> str:
         value = (match[2] or "").strip("'") if match.re.groups > 1 else ""
         return options[match[1]] + (f" {value}" if value else "")
 
     parts = CALL.split(message)
-    parts[::2] = [re.sub(bare, option_of, re.sub(assigned, option_of, part)) for part in parts[::2]]
+    parts[::2] = [re.sub(bare_name, option_of, re.sub(assignment, option_of, part)) for part in parts[::2]]
     return "".join(parts)
 
 
@@ -154,7 +154,7 @@ def _definition(name: str, module: str) -> tuple[ast.expr, str] | None:
     """Return the value of a name in a module, and the module that defines it; ``None`` for a class."""
     for node in tree_of(module).body:
         match node:
-            case ast.Assign([ast.Name(assigned)], value) if assigned == name:
+            case ast.Assign([ast.Name(assigned_name)], value) if assigned_name == name:
                 return value, module
             case ast.ImportFrom(str(source), names) if source.startswith("hf_stitch"):
                 if any(name == (alias.asname or alias.name) for alias in names):
@@ -173,7 +173,7 @@ def _default(node: ast.expr | None, module: str) -> Any:
         return None
 
 
-def _described(node: ast.FunctionDef | ast.ClassDef) -> tuple[str, dict[str, str]]:
+def _summary_and_descriptions(node: ast.FunctionDef | ast.ClassDef) -> tuple[str, dict[str, str]]:
     """Return the summary of a docstring, and its descriptions of parameters or attributes."""
     text = inspect.cleandoc(ast.get_docstring(node) or "")
     section = re.search(r"^(?:Args|Attributes):\n((?:(?: .*)?\n)*)", f"{text}\n", re.MULTILINE)
@@ -185,8 +185,8 @@ def _of_the_run(options: str) -> Iterator[Parameter]:
     """Yield the options of a run that the description of ``**options`` of a verb names."""
     module = "hf_stitch.running"
     classes = {node.name: node for node in tree_of(module).body if isinstance(node, ast.ClassDef)}
-    about = _described(classes["RunOptions"])[1]
+    descriptions = _summary_and_descriptions(classes["RunOptions"])[1]
     for node in classes["Run"].body:
         match node:
-            case ast.AnnAssign(ast.Name(name), annotation, value) if name in about and f"``{name}``" in options:
-                yield Parameter(name, kind_of(annotation, module), _default(value, module), about[name])
+            case ast.AnnAssign(ast.Name(name), annotation, value) if name in descriptions and f"``{name}``" in options:
+                yield Parameter(name, kind_of(annotation, module), _default(value, module), descriptions[name])

@@ -10,7 +10,7 @@ import typer
 
 from hf_stitch.cli.artefacts import attach
 from hf_stitch.cli.options import draw, load_network
-from hf_stitch.cli.output import Output, as_json
+from hf_stitch.cli.output import Output, json_of
 from hf_stitch.cli.verbs import Job, command
 from hf_stitch.printing import warn
 from hf_stitch.storage.files import replacing
@@ -49,9 +49,9 @@ def swap(
     """Swap the encoder, with anchors for networks that are not stitched models."""
     passed, shared = job.given, job.shared
     if "part" in passed:
-        names = {"--anchors": anchors, "--selection": selection, "--anchor-split": anchor_split}
-        names |= {f"--{n.replace('_', '-')}": passed.get(n) for n in ("pooling", "baselines", "paired_data")}
-        if idle := [name for name, value in names.items() if value is not None]:
+        values = {"--anchors": anchors, "--selection": selection, "--anchor-split": anchor_split}
+        values |= {f"--{n.replace('_', '-')}": passed.get(n) for n in ("pooling", "baselines", "paired_data")}
+        if idle := [name for name, value in values.items() if value is not None]:
             raise typer.BadParameter("does not apply with --part, which reads --data", param_hint=idle[0])
         _exchange(job)
         return
@@ -70,16 +70,16 @@ def swap(
     with job.folder(required=True):
         is_whole = "target_layer" in passed
         model: Any = shared.load(passed["model"]) if is_whole else attach(passed["model"], shared, "MODEL", {})
-        new = load_network(passed["encoder"], shared.device, shared.dtype)
-        read = shared.read(shared.split, None, job.seed)
-        pool = read if anchor_split in (None, shared.split) else shared.read(anchor_split, None, job.seed)
+        encoder = load_network(passed["encoder"], shared.device, shared.dtype)
+        samples = shared.read(shared.split, None, job.seed)
+        pool = samples if anchor_split in (None, shared.split) else shared.read(anchor_split, None, job.seed)
         if is_whole:
-            used = AnchorSet.of(drawn := select_anchors(pool, anchors or 300, selection or "random", seed=job.seed))
-            chosen: Samples | None = drawn
+            drawn: Samples | None = select_anchors(pool, anchors or 300, selection or "random", seed=job.seed)
+            anchor_set = AnchorSet.of(drawn)
         else:
-            used, chosen = _stored_anchors(model, pool, new, passed["encoder_layer"], passed.get("pooling"))
-        scored = draw(_others(read, used, job.output), shared.max_samples, job.seed, str(shared.data))
-        finish(job, job.run(model=model, encoder=new, anchors=chosen, data=scored), {})
+            anchor_set, drawn = _stored_anchors(model, pool, encoder, passed["encoder_layer"], passed.get("pooling"))
+        scored = draw(_without_anchors(samples, anchor_set, job.output), shared.max_samples, job.seed, str(shared.data))
+        finish(job, job.run(model=model, encoder=encoder, anchors=drawn, data=scored), {})
 
 
 def _exchange(job: Job) -> None:
@@ -94,32 +94,32 @@ def _exchange(job: Job) -> None:
         job.finish(exchanged, "exchanged.json", {"exchanged.png": {}}, model=str(shared.out / "model"))
 
 
-def _others(read: Samples, anchors: AnchorSet, output: Output) -> Samples:
+def _without_anchors(samples: Samples, anchors: AnchorSet, output: Output) -> Samples:
     """Return the samples that are not anchors, to score the model."""
-    places = set(anchors.among(read))
-    if len(places) == len(read):
+    indices = set(anchors.among(samples))
+    if len(indices) == len(samples):
         raise ValueError(
-            f"all {len(read)} samples are anchors: select the anchors from another split (--anchor-split), or fewer "
+            f"all {len(samples)} samples are anchors: select the anchors from another split (--anchor-split), or fewer "
             "anchors (--anchors)"
         )
-    if not places:
-        return read
+    if not indices:
+        return samples
     output.show(
-        f"{len(places)} of {len(read)} samples are anchors and left out of the scores; --anchor-split selects anchors "
-        "from another split"
+        f"{len(indices)} of {len(samples)} samples are anchors and left out of the scores; --anchor-split selects "
+        "anchors from another split"
     )
-    return read.select(place for place in range(len(read)) if place not in places)
+    return samples.select(index for index in range(len(samples)) if index not in indices)
 
 
 def _stored_anchors(
-    model: StitchedModel, pool: Samples, new: Adapter, layer: str, pooling: Any
+    model: StitchedModel, pool: Samples, encoder: Adapter, layer: str, pooling: Any
 ) -> tuple[AnchorSet, Samples | None]:
     """Return the anchors of a stitched model and their samples, or ``None`` if the samples are not needed."""
     from hf_stitch.relative import select_anchors
 
     if model.anchors is None:
         raise ValueError("this stitched model lacks anchors; pass its target network with --target-layer instead")
-    if model.anchors.has(new, layer, pooling or model.stitch.pooling) and not model.has_changed("source"):
+    if model.anchors.has(encoder, layer, pooling or model.stitch.pooling) and not model.has_changed("source"):
         return model.anchors, None
     return model.anchors, select_anchors(pool, len(model.anchors), "parallel", ids=model.anchors.ids)
 
@@ -127,10 +127,10 @@ def _stored_anchors(
 def finish(job: Job, stitched: StitchedModel, record: dict[str, str]) -> None:
     """Save a stitched model, and show its scores."""
     evaluation = stitched.evaluation
-    saved = save(stitched, job.shared.out or Path())
+    paths = save(stitched, job.shared.out or Path())
     job.output.show(evaluation or "not scored: the target does not have a head")
     record = {**record, "evaluation": evaluation and evaluation.to_dict(), "recipe": stitched.config.recipe}
-    job.report(evaluation, saved, record)
+    job.report(evaluation, paths, record)
 
 
 def save(stitched: StitchedModel, folder: Path) -> dict[str, Path]:
@@ -142,24 +142,24 @@ def save(stitched: StitchedModel, folder: Path) -> dict[str, Path]:
     changed = stitched.has_changed("source") or stitched.has_changed("target")
     with replacing(folder, lambda _: ["evaluation.json", "evaluation.png"]):  # of another model
         shutil.rmtree(folder / "stitcher", ignore_errors=True)
-    saved = {"model": folder / "model"}
+    paths = {"model": folder / "model"}
     try:
-        stitched.save_pretrained(saved["model"])
+        stitched.save_pretrained(paths["model"])
     except ValueError as error:
         if changed:
             raise
-        shutil.rmtree(saved.pop("model"), ignore_errors=True)  # of another run
+        shutil.rmtree(paths.pop("model"), ignore_errors=True)  # of another run
         warn(
             f"only the stitcher is saved, not the whole model, because {str(error).partition('. ')[0]}: pass the "
             "networks to hf-stitch evaluate again, with --source and --target"
         )
     if not changed:
-        saved["stitcher"] = folder / "stitcher"
-        stitched.stitcher.save_pretrained(saved["stitcher"])
+        paths["stitcher"] = folder / "stitcher"
+        stitched.stitcher.save_pretrained(paths["stitcher"])
     if stitched.evaluation is not None:
-        saved |= {"evaluation": folder / "evaluation.json", "plot": folder / "evaluation.png"}
+        paths |= {"evaluation": folder / "evaluation.json", "plot": folder / "evaluation.png"}
         with replacing(folder) as fresh:
-            text = as_json(stitched.evaluation.to_dict()) + "\n"
-            (fresh / saved["evaluation"].name).write_text(text, encoding="utf-8")
-            stitched.evaluation.plot().savefig(fresh / saved["plot"].name, dpi=150)
-    return saved
+            text = json_of(stitched.evaluation.to_dict()) + "\n"
+            (fresh / paths["evaluation"].name).write_text(text, encoding="utf-8")
+            stitched.evaluation.plot().savefig(fresh / paths["plot"].name, dpi=150)
+    return paths

@@ -1,4 +1,4 @@
-"""Commands from verbs: the signature and docstring of a verb define the options and help of its command."""
+"""Commands built from verbs, the functions of the Python API: signature and docstring become options and help."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Job:
         self.output = Output(self.shared.json)
         self.seed: int = self.given.get("seed", 0)
         for name, parameter in self.parameters.items():
-            typed = self.given.get(name)
-            if typed is None or typed == parameter.default or (kind := _registry(parameter)) is None:
+            argument = self.given.get(name)
+            if argument is None or argument == parameter.default or (kind := _registry(parameter)) is None:
                 continue  # a default may be a special value, such as auto
             with usage(parameter.option):
-                self.given[name] = _build(registries[kind].build, typed)
+                self.given[name] = _build(registries[kind].build, argument)
 
     @contextmanager
     def folder(self, *, required: bool = False) -> Iterator[None]:
@@ -67,22 +67,22 @@ class Job:
         from hf_stitch.running import Processes
 
         module, _, name = self.verb.partition(":")
-        job = getattr(import_module(module), name)
+        verb = getattr(import_module(module), name)
         with self.folder():
-            typed = {name: value for name, value in self.given.items() if name not in more}
+            passed = {name: value for name, value in self.given.items() if name not in more}
             load = cache(self.shared.load)
-            networks = self._of("Adapter", typed).items()
-            arguments = typed | {name: _build(load, value) for name, value in networks}
-            arguments |= {name: self._read(name, place) for name, place in self._of("Data", typed).items()} | more
+            networks = self._of_type("Adapter", passed).items()
+            arguments = passed | {name: _build(load, value) for name, value in networks}
+            arguments |= {name: self._read(name, text) for name, text in self._of_type("Data", passed).items()} | more
             if self.shared.plan:
-                planned = hf_stitch.plan(job, **arguments)
-                self.output.show(planned)
-                self.output.record(planned.to_dict())
+                plan = hf_stitch.plan(verb, **arguments)
+                self.output.show(plan)
+                self.output.record(plan.to_dict())
                 raise typer.Exit
-            answer = job(**arguments)
+            result = verb(**arguments)
         if Processes.of(None).rank:
             raise typer.Exit
-        return answer
+        return result
 
     def finish(self, result: Result, name: str, figures: Mapping[str, Mapping[str, Any]], **more: Any) -> None:
         """Save a result and its figures (file -> arguments of ``plot``), show it, and write the page and the record."""
@@ -98,15 +98,15 @@ class Job:
             self.output.report(result, self.shared.report)
         self.output.record({**record, "saved": {name: str(path) for name, path in saved.items()}})
 
-    def _of(self, kind: str, typed: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in typed.items() if kind in self.parameters[name].kind.names}
+    def _of_type(self, kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in arguments.items() if kind in self.parameters[name].kind.names}
 
-    def _read(self, name: str, place: Any) -> Any:
+    def _read(self, name: str, location: Any) -> Any:
         if name == "data":
             return self.shared.read(self.shared.split, self.shared.max_samples, self.seed)
-        if isinstance(place, tuple):
-            return tuple(self.shared.read_other(dataset, None, self.seed) for dataset in place)
-        return self.shared.read_other(place, self.shared.max_samples, self.seed)
+        if isinstance(location, tuple):
+            return tuple(self.shared.read_other(dataset, None, self.seed) for dataset in location)
+        return self.shared.read_other(location, self.shared.max_samples, self.seed)
 
 
 def command(verb: str, *, without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -116,9 +116,9 @@ def command(verb: str, *, without: Collection[str] = ()) -> Callable[[Callable[.
     of the verb and shared options that the command does not have.
     """
 
-    def decorate(work: Callable[..., None]) -> Callable[..., None]:
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
         summary, verb_parameters = read(verb)
-        own_options = list(inspect.signature(work, eval_str=True).parameters.values())[1:]
+        own_options = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
         left_out = {*without, *(p.name for p in own_options)}
         parameters = {p.name: p for p in verb_parameters if p.name not in left_out}
         required = [name for name, p in parameters.items() if p.default is REQUIRED]
@@ -129,30 +129,30 @@ def command(verb: str, *, without: Collection[str] = ()) -> Callable[[Callable[.
             if p.name not in left_out
         ]
         names = {name: p.option for name, p in parameters.items()}
-        of_verb = {name: _option_of(p, names) for name, p in parameters.items() if name not in types}
+        verb_options = {name: _option_of(p, names) for name, p in parameters.items() if name not in types}
         for name, p in parameters.items():
-            if "Data" not in p.kind.names if name == "data" else name in required and of_verb.get(name, p) is None:
+            if "Data" not in p.kind.names if name == "data" else name in required and verb_options.get(name, p) is None:
                 raise TypeError(
                     f"the annotation of {name} in {verb} does not define an option: annotate a network as str | "
                     "hf_stitch.Adapter, samples as hf_stitch.data.Data, or add it to without= and pass it to job.run"
                 )
 
-        def run(**typed: Any) -> None:
-            more = {p.name: typed.pop(p.name) for p in own_options}
-            for_all = Shared(**{p.name: typed.pop(p.name) for p in shared})
-            arguments = {name: value for name, value in typed.items() if value not in (None, [])}
-            if for_all.data is not None and "data" in parameters:
-                arguments["data"] = for_all.data
-            work(Job(verb, parameters, arguments, for_all), **more)
+        def run(**values: Any) -> None:
+            more = {p.name: values.pop(p.name) for p in own_options}
+            shared_options = Shared(**{p.name: values.pop(p.name) for p in shared})
+            arguments = {name: value for name, value in values.items() if value not in (None, [])}
+            if shared_options.data is not None and "data" in parameters:
+                arguments["data"] = shared_options.data
+            function(Job(verb, parameters, arguments, shared_options), **more)
 
         own_parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in own_options]
-        options = [*filter(None, of_verb.values()), *own_parameters, *shared]
+        options = [*filter(None, verb_options.values()), *own_parameters, *shared]
         options.sort(key=lambda p: p.default is not REQUIRED)
-        changed: Any = run
-        changed.__name__, changed.__module__ = work.__name__, work.__module__
-        changed.__doc__ = without_markup(summary, names)
-        changed.__signature__ = inspect.Signature(options)
-        changed.__annotations__ = {p.name: p.annotation for p in options}
+        command_function: Any = run
+        command_function.__name__, command_function.__module__ = function.__name__, function.__module__
+        command_function.__doc__ = without_markup(summary, names)
+        command_function.__signature__ = inspect.Signature(options)
+        command_function.__annotations__ = {p.name: p.annotation for p in options}
         return run
 
     return decorate
@@ -175,8 +175,8 @@ def share_or_count(text: str) -> float | int:
     return int(size) if size >= 1 else size
 
 
-def _build(make: Callable[[str], Any], typed: str | list[str]) -> Any:
-    return [make(text) for text in typed] if isinstance(typed, list) else make(typed)
+def _build(build: Callable[[str], Any], argument: str | list[str]) -> Any:
+    return [build(text) for text in argument] if isinstance(argument, list) else build(argument)
 
 
 def _registry(parameter: Parameter) -> str | None:
@@ -185,39 +185,39 @@ def _registry(parameter: Parameter) -> str | None:
 
 def _option_of(parameter: Parameter, names: Mapping[str, str]) -> inspect.Parameter | None:
     """Return the argument or option of a parameter, or ``None`` if the command line cannot set it."""
-    kind, taken = parameter.kind, parameter.kind.names - {"Mapping"}
-    about, more = first_sentence(parameter.about), dict[str, Any]()
-    head, typed = re.split(r" ?[:(]|[,.]", about)[0], cast("Any", str)
-    if taken == {"StitchedModel"}:
+    kind, type_names = parameter.kind, parameter.kind.names - {"Mapping"}
+    about, extra = first_sentence(parameter.about), dict[str, Any]()
+    subject, option_type = re.split(r" ?[:(]|[,.]", about)[0], cast("Any", str)
+    if type_names == {"StitchedModel"}:
         about = "A saved stitched model, or its Hub id, or a saved stitcher."
-    elif "Adapter" in taken:
-        about = f"{head}: {NAMES}."
+    elif "Adapter" in type_names:
+        about = f"{subject}: {NAMES}."
     elif registry := _registry(parameter):
-        about = f"{head}: a name, or name:option=value,…; see hf-stitch list {registry}."
-    elif taken == {"Data"}:
-        typed = str if kind.count == 1 else tuple[(str,) * kind.count]  # type: ignore[misc]
+        about = f"{subject}: a name, or name:option=value,…; see hf-stitch list {registry}."
+    elif type_names == {"Data"}:
+        option_type = str if kind.count == 1 else tuple[(str,) * kind.count]  # type: ignore[misc]
         about = f"{about} As NAME or NAME:SPLIT."
     elif kind.choices:
-        typed = Literal[kind.choices]
-    elif taken == {"float", "int"}:
-        typed, more = float, {"parser": share_or_count}
-    elif taken in ({"int"}, {"float"}):
-        typed, more = (int if "int" in taken else float), {"min": kind.low, "max": kind.high}
-    elif taken == {"bool"}:
-        typed = bool
-    elif "Path" in taken:
-        typed = Path
-    elif taken != {"str"}:
+        option_type = Literal[kind.choices]
+    elif type_names == {"float", "int"}:
+        option_type, extra = float, {"parser": share_or_count}
+    elif type_names in ({"int"}, {"float"}):
+        option_type, extra = (int if "int" in type_names else float), {"min": kind.low, "max": kind.high}
+    elif type_names == {"bool"}:
+        option_type = bool
+    elif "Path" in type_names:
+        option_type = Path
+    elif type_names != {"str"}:
         return None
-    if kind.is_list and taken != {"StitchedModel"}:
-        typed = list[typed]  # type: ignore[valid-type]
+    if kind.is_list and type_names != {"StitchedModel"}:
+        option_type = list[option_type]  # type: ignore[valid-type]
         about += "" if parameter.is_positional else " Repeatable."
     about = without_markup(about, names)
     default = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
     flags = f"{parameter.option}/--no-{parameter.option[2:]}" if default is True else parameter.option
-    written: Any = typer.Argument(help=about) if parameter.is_positional else typer.Option(flags, help=about, **more)
-    whole: Any = typed | None if default is None else typed
-    return _option(parameter.name, Annotated[whole, written], default)
+    option: Any = typer.Argument(help=about) if parameter.is_positional else typer.Option(flags, help=about, **extra)
+    annotation: Any = option_type | None if default is None else option_type
+    return _option(parameter.name, Annotated[annotation, option], default)
 
 
 def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:

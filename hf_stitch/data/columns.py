@@ -1,4 +1,4 @@
-"""Detection of the columns of samples and labels by type, and the contents of samples."""
+"""Which columns of a dataset contain the samples and the labels: detection by type and name."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from PIL.Image import Image
 
 Modality = Literal["image", "text", "tensor", "image and text"]
 ANSWER = "answer"
-"""Name of a column of expected answers next to a column of images, which networks do not read."""
+"""Column of expected answers about images; networks do not receive it."""
 
 LISTS = ("List", "LargeList", "Sequence", "list", "tuple", "ndarray", "tensor")
 """Kinds of label columns with several numbers per sample."""
 
-NUMBERS = ("class", "integer", "float", *LISTS)
+NUMERIC = ("class", "integer", "float", *LISTS)
 """Kinds of columns that can be labels."""
 
 LABELS = ("label", "labels", "target")
@@ -56,9 +56,9 @@ def common_kind(values: Sequence[Any]) -> str:
     """Return the kind of all values, or a description of a mismatch, which is not a valid kind."""
     first = kind_of(values[0])
     # Elements of arrays always have the same kind.
-    for place, value in enumerate(values) if isinstance(values, (list, tuple)) else ():
+    for index, value in enumerate(values) if isinstance(values, (list, tuple)) else ():
         if kind_of(value) != first:
-            return f"{first}, but {kind_of(value)} at place {place}"
+            return f"{first}, but {kind_of(value)} at place {index}"
     return first
 
 
@@ -72,8 +72,8 @@ def content(sample: Any) -> bytes:
         import torch
 
         tensor = torch.as_tensor(sample).detach().cpu().contiguous()
-        values: bytes = tensor.flatten().view(torch.uint8).numpy().tobytes()
-        return repr((str(tensor.dtype), tuple(tensor.shape))).encode() + values
+        raw_bytes: bytes = tensor.flatten().view(torch.uint8).numpy().tobytes()
+        return repr((str(tensor.dtype), tuple(tensor.shape))).encode() + raw_bytes
     return repr(sample).encode()
 
 
@@ -96,12 +96,12 @@ def feature_kind(feature: Any) -> str:
 
 def listing(kinds: Mapping[str, str]) -> str:
     """Return the first :data:`LISTED` columns and their kinds, for error messages."""
-    some = ", ".join(f"{name!r} ({kind})" for name, kind in list(kinds.items())[:LISTED])
-    return some if len(kinds) <= LISTED else f"{some} and {len(kinds) - LISTED} more"
+    first_columns = ", ".join(f"{name!r} ({kind})" for name, kind in list(kinds.items())[:LISTED])
+    return first_columns if len(kinds) <= LISTED else f"{first_columns} and {len(kinds) - LISTED} more"
 
 
 def check_named(kinds: Mapping[str, str], role: str, name: str, allowed: Sequence[str]) -> None:
-    """Check that a column exists and has an allowed type for its role."""
+    """Raise an error unless a column exists and has one of the allowed kinds."""
     if name not in kinds:
         raise ValueError(f"{role}={name!r} is not a column; the columns are: {listing(kinds)}")
     if kinds[name] not in allowed:
@@ -125,8 +125,8 @@ def find_samples(
     if text is not None:
         return "text", (text,) if text_pair is None else (text, text_pair)
     if image is not None:
-        answers = kinds.get(ANSWER) == "text"
-        return ("image and text", (image, ANSWER)) if answers else ("image", (image,))
+        has_answers = kinds.get(ANSWER) == "text"
+        return ("image and text", (image, ANSWER)) if has_answers else ("image", (image,))
     candidates = {name: kind for name, kind in kinds.items() if kind in get_args(Modality) and name not in taken}
     if len(candidates) > 1:
         candidates = {name: kind for name, kind in candidates.items() if kind != "tensor" or name not in LABELS}
@@ -134,12 +134,12 @@ def find_samples(
         order = sorted(candidates, key=lambda name: (candidates[name] != "image", name == ANSWER))
         return "image and text", tuple(order)
     if len(candidates) != 1:
-        many = f"several columns could be the samples: {listing(candidates)}; choose one with {_choices(candidates)}"
+        several = f"several columns could be the samples: {listing(candidates)}; choose one with {_choices(candidates)}"
         none = (
             f"no column contains images, texts or tensors; the columns are: {listing(kinds)}. Pass labels as label=, "
             "and remove missing samples (None)"
         )
-        raise ValueError(many if candidates else none)
+        raise ValueError(several if candidates else none)
     [(name, kind)] = candidates.items()
     return cast(Modality, kind), (name,)
 
@@ -166,8 +166,8 @@ def find_labels(kinds: Mapping[str, str], taken: Iterable[Any]) -> list[str]:
     """Return the columns that can contain the labels; with several, the user must choose before labels are read."""
     classes = [name for name, kind in kinds.items() if kind == "class" and name not in taken]
     named = [name for name in LABELS if name in kinds and name not in taken]
-    some = [name for name in named if name != LABELS[-1]]
-    return classes or some or [name for name in named if kinds[name].startswith(NUMBERS)]
+    preferred = [name for name in named if name != LABELS[-1]]
+    return classes or preferred or [name for name in named if kinds[name].startswith(NUMERIC)]
 
 
 def unread_labels(kinds: Mapping[str, str], candidates: Sequence[str]) -> str:
@@ -179,11 +179,11 @@ def unread_labels(kinds: Mapping[str, str], candidates: Sequence[str]) -> str:
         )
     # A label column may have gaps; reading the labels raises an error that names the sample.
     kind = kinds[candidates[0]] if candidates else "class"
-    return "" if kind.startswith(NUMBERS) else no_classes(candidates[0], f"{kind} values")
+    return "" if kind.startswith(NUMERIC) else no_classes(candidates[0], f"{kind} values")
 
 
 def no_classes(name: str, contents: str) -> str:
-    """Return the message for labels that are not classes; ``name`` is empty for labels without a column."""
+    """Return the error message for labels that are not classes; ``name`` is empty for labels without a column."""
     subject = f"column {name!r} has" if name else "the labels are"
     return (
         f"{subject} {contents}, but labels must be classes, one integer per sample; pass another column, "

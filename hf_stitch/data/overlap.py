@@ -1,4 +1,4 @@
-"""Recognition of the samples that a stitching layer was fitted to, by content."""
+"""Sketch of the contents of fitted samples, which an artefact stores to detect scores on its own fitting data."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ContentSketch:
 
     @classmethod
     def of(cls, *parts: Samples) -> Self:
-        """Create the sketch of samples."""
+        """Create the sketch of all samples in ``parts``."""
         return cls(sum(map(len, parts)), np.unique(np.concatenate([_hashes(samples) for samples in parts]))[:SIZE])
 
     def share(self, samples: Samples) -> float | None:
@@ -62,8 +62,8 @@ class ContentSketch:
 
         For more than :data:`SIZE` sketched samples, the sketch only contains the smallest hashes.
         """
-        places: list[int] = np.isin(_hashes(samples), self.hashes).nonzero()[0].tolist()
-        return places
+        indices: list[int] = np.isin(_hashes(samples), self.hashes).nonzero()[0].tolist()
+        return indices
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -81,8 +81,8 @@ class ContentSketch:
             raise ValueError(f"invalid record of fitted samples: {error}") from error
 
 
-def held_out(n: int, fitted_share: float | None) -> str:
-    """Describe the samples of an evaluation: held-out, or used for fitting."""
+def samples_text(n: int, fitted_share: float | None) -> str:
+    """Return the number of samples of an evaluation as text, and whether they are held-out or were used for fitting."""
     if not fitted_share:
         return f"{n} samples" if fitted_share is None else f"{n} held-out samples"
     return f"{n} samples, {max(fitted_share, 0.01):.0%} of them used for fitting"

@@ -1,4 +1,4 @@
-"""The same samples for two networks."""
+"""The samples of two networks as one object: equal samples, or pairs with equal ids."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class PairedSamples:
 
     def select(self, places: Iterable[int]) -> Self:
         """Return some of the samples."""
-        chosen = list(places)
-        a = self.a.select(chosen)
-        return type(self)(a, self.b.select(chosen) if self.differ else a)
+        positions = list(places)
+        a = self.a.select(positions)
+        return type(self)(a, self.b.select(positions) if self.differ else a)
 
     def take(self, count: int) -> Self:
         """Return the first samples."""
@@ -71,12 +71,12 @@ class PairedSamples:
         train, test = self.a.split(test_size, seed)
         if not self.differ:
             return type(self)(train, train), type(self)(test, test)
-        place = {id_: index for index, id_ in enumerate(self.a.ids)}
-        others = (self.b.select([place[id_] for id_ in part.ids]) for part in (train, test))
-        return type(self)(train, next(others)), type(self)(test, next(others))
+        index_by_id = {id_: index for index, id_ in enumerate(self.a.ids)}
+        parts_b = (self.b.select([index_by_id[id_] for id_ in part.ids]) for part in (train, test))
+        return type(self)(train, next(parts_b)), type(self)(test, next(parts_b))
 
     def of_process(self, run: Run) -> Self:
-        """Return the part of this process."""
+        """Return the share of the samples that this process reads."""
         if run.processes.count == 1:
             return self
         return self.select(range(*run.processes.part(len(self), run.batch_size)))
@@ -92,16 +92,16 @@ class PairedSamples:
         Yields:
             Number of samples including the batch, and the batch of each network.
         """
-        part = self.of_process(run)
-        with progress_bar(run.shown(label), len(part), "sample", done) as bar:
-            if done >= len(part):
+        of_process = self.of_process(run)
+        with progress_bar(run.shown(label), len(of_process), "sample", done) as bar:
+            if done >= len(of_process):
                 return
-            rest = part.select(range(done, len(part))) if done else part
-            firsts = rest.a.batches(run.batch_size)
-            pairs: Iterable[tuple[Batch, Batch]] = ((batch, batch) for batch in firsts)
+            rest = of_process.select(range(done, len(of_process))) if done else of_process
+            batches_a = rest.a.batches(run.batch_size)
+            pairs: Iterable[tuple[Batch, Batch]] = ((batch_a, batch_a) for batch_a in batches_a)
             if rest.differ:
-                pairs = zip(firsts, rest.b.batches(run.batch_size), strict=True)
-            for batch, twin in pairs:
-                done += len(batch.samples)
-                yield done, batch, twin
-                bar.update(len(batch.samples))
+                pairs = zip(batches_a, rest.b.batches(run.batch_size), strict=True)
+            for batch_a, batch_b in pairs:
+                done += len(batch_a.samples)
+                yield done, batch_a, batch_b
+                bar.update(len(batch_a.samples))

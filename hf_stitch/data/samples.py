@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from hf_stitch.data.columns import NUMBERS, Modality, check_named, find_labels, find_samples, no_classes, unread_labels
+from hf_stitch.data.columns import NUMERIC, Modality, check_named, find_labels, find_samples, no_classes, unread_labels
 from hf_stitch.data.tables import CHUNK, Id, Source, Value, as_ids, as_label, as_table, as_value, values_of
 from hf_stitch.options import Constraint, Count, Natural, Within, check, checked
 from hf_stitch.printing import progress_bar, see, warn
@@ -146,32 +146,32 @@ class Samples:
                 raise ValueError("data is already a Samples object, so its columns cannot be chosen again")
             return data
         table = as_table(data)
-        named = [name for name in (image, text, text_pair, label, id) if isinstance(name, str)]
+        named_columns = [name for name in (image, text, text_pair, label, id) if isinstance(name, str)]
         if isinstance(label, str):
             kinds = {name: kind.partition(", but ")[0] for name, kind in table.kinds.items()}  # some may lack a label
-            check_named(kinds, "label", label, NUMBERS)
+            check_named(kinds, "label", label, NUMERIC)
         if isinstance(id, str):
             check_named(table.kinds, "id", id, ("integer", "text"))
-        modality, columns = find_samples(table.kinds, image, text, text_pair, taken=named)
-        label_columns = [] if label is not None else find_labels(table.kinds, taken=[*named, *columns])
+        modality, columns = find_samples(table.kinds, image, text, text_pair, taken=named_columns)
+        label_columns = [] if label is not None else find_labels(table.kinds, taken=[*named_columns, *columns])
         unread = unread_labels(table.kinds, label_columns)
         if label_columns and not unread:
             label = label_columns[0]
         ids = range(len(table)) if id is None else as_ids(values_of(table, "id", id))
         labels: list[int | None] | None = None
-        numbers: list[Value | None] | None = None
+        values: list[Value | None] | None = None
         passed_labels = None if label is None else values_of(table, "label", label)
         try:
             labels = None if passed_labels is None else list(map(as_label, passed_labels, ids))
         except TypeError as error:  # matters only where classes are read
             unread = no_classes(label if isinstance(label, str) else "", f"other values ({error})")
             try:
-                numbers = list(map(as_value, passed_labels or (), ids))
+                values = list(map(as_value, passed_labels or (), ids))
             except TypeError:
                 if not label_columns:
                     raise
         names = table.classes(label) if isinstance(label, str) else None
-        source = Source(table, modality, columns, ids, labels, names, unread, numbers, undecided=len(label_columns) > 1)
+        source = Source(table, modality, columns, ids, labels, names, unread, values, undecided=len(label_columns) > 1)
         return cls(source, range(len(table)))
 
     def __len__(self) -> int:
@@ -219,11 +219,11 @@ class Samples:
         stored = self._source.labels if self._source.values is None else self._source.values
         if stored is None:
             return None
-        chosen = [stored[position] for position in self._positions]
-        for id_, value in zip(self.ids, chosen, strict=True):
+        values = [stored[position] for position in self._positions]
+        for id_, value in zip(self.ids, values, strict=True):
             if value is None or not np.isfinite(value).all():
                 raise ValueError(f"sample {id_!r} has the label {value}; drop unlabelled samples with select")
-        return [value for value in chosen if value is not None]
+        return [value for value in values if value is not None]
 
     @property
     def is_labelled(self) -> bool:
@@ -237,9 +237,9 @@ class Samples:
 
     def unlabelled(self) -> Samples:
         """Return the same samples without labels."""
-        none: dict[str, Any] = {"labels": None, "label_names": None, "values": None}
-        none |= {"numbers": None, "unread": "", "undecided": False}
-        return Samples(dataclasses.replace(self._source, **none), self._positions)
+        no_labels: dict[str, Any] = {"labels": None, "label_names": None, "values": None}
+        no_labels |= {"numbers": None, "unread": "", "undecided": False}
+        return Samples(dataclasses.replace(self._source, **no_labels), self._positions)
 
     @property
     def label_names(self) -> tuple[str, ...] | None:
@@ -311,18 +311,18 @@ class Samples:
         Args:
             indices: Integers from 0 to ``len(self) - 1``, each at most once.
         """
-        chosen = []
+        checked_indices = []
         for index in indices:
             # Booleans are integers in Python: a mask would select samples 0 and 1.
             if isinstance(index, (bool, np.bool_)) or str(getattr(index, "dtype", "")) == "torch.bool":
                 raise TypeError("select requires indices, got a boolean mask; pass mask.nonzero()")
-            chosen.append(operator.index(index))
-            if not 0 <= chosen[-1] < len(self):
-                raise ValueError(f"index {chosen[-1]} is out of range for {len(self)} samples")
-        twice = [index for index, count in Counter(chosen).items() if count > 1]
-        if twice:
-            raise ValueError(f"index {twice[0]} is selected more than once; ids must stay unique")
-        return Samples(self._source, [self._positions[index] for index in chosen])
+            checked_indices.append(operator.index(index))
+            if not 0 <= checked_indices[-1] < len(self):
+                raise ValueError(f"index {checked_indices[-1]} is out of range for {len(self)} samples")
+        repeated = [index for index, count in Counter(checked_indices).items() if count > 1]
+        if repeated:
+            raise ValueError(f"index {repeated[0]} is selected more than once; ids must stay unique")
+        return Samples(self._source, [self._positions[index] for index in checked_indices])
 
     def take(self, n: int) -> Samples:
         """Return the first ``n`` samples."""
@@ -349,11 +349,11 @@ class Samples:
         for index, position in enumerate(self._positions):
             label = self._source.labels[position] if self._source.labels is not None else None
             strata.setdefault(-1 if label is None else label, []).append(index)
-        ordered = [strata[label] for label in sorted(strata)]
-        held: set[int] = set()
-        for stratum, quota in zip(ordered, apportion(count, [len(stratum) for stratum in ordered]), strict=True):
-            held.update(sorted(stratum, key=lambda index: chance(seed, self.ids[index]))[:quota])
-        return (self.select(index for index in range(len(self)) if index not in held), self.select(sorted(held)))
+        by_label = [strata[label] for label in sorted(strata)]
+        test: set[int] = set()
+        for stratum, quota in zip(by_label, apportion(count, [len(stratum) for stratum in by_label]), strict=True):
+            test.update(sorted(stratum, key=lambda index: chance(seed, self.ids[index]))[:quota])
+        return (self.select(index for index in range(len(self)) if index not in test), self.select(sorted(test)))
 
     @checked
     def batches(self, batch_size: Count, progress: str | None = None) -> Iterator[Batch]:
@@ -369,13 +369,13 @@ class Samples:
     def _batches(self, batch_size: int, progress: str | None) -> Iterator[Batch]:
         with progress_bar(progress, len(self), "sample") as bar:
             for start in range(0, len(self), batch_size):
-                part = Samples(self._source, self._positions[start : start + batch_size])
-                samples = self._source.read(part._positions)
-                for id_, sample in zip(part.ids, samples, strict=True):
+                origin = Samples(self._source, self._positions[start : start + batch_size])
+                samples = self._source.read(origin._positions)
+                for id_, sample in zip(origin.ids, samples, strict=True):
                     if (missing := missing_in(sample, self.modality)) is not None:
                         raise ValueError(f"sample {id_!r} lacks {missing}; drop it with select")
-                yield Batch(RawSamples(samples, part.ids), part)
-                bar.update(len(part))
+                yield Batch(RawSamples(samples, origin.ids), origin)
+                bar.update(len(origin))
 
 
 def check_same_order(a: Samples | Sequence[Id], b: Samples | Sequence[Id]) -> None:
@@ -392,7 +392,7 @@ def check_same_order(a: Samples | Sequence[Id], b: Samples | Sequence[Id]) -> No
         >>> check_same_order([1, 2, 3], [1, 3, 2])
         Traceback (most recent call last):
         ...
-        ValueError: the two sides differ first at place 1: id 2 and id 3. They have the same samples in another order.
+        ValueError: the sides first differ at index 1: id 2 and id 3. They have the same samples in a different order.
         See https://github.com/hf-stitch/hf-stitch/blob/main/docs/errors/other-order.md
     """
     left, right = (side.ids if isinstance(side, Samples) else tuple(side) for side in (a, b))
@@ -400,13 +400,13 @@ def check_same_order(a: Samples | Sequence[Id], b: Samples | Sequence[Id]) -> No
         if isinstance(a, Samples) and isinstance(b, Samples):
             _warn_of_other_labels(a, b)
         return
-    place = next((i for i, (x, y) in enumerate(zip(left, right, strict=False)) if x != y), min(len(left), len(right)))
-    x, y = (f"id {side[place]!r}" if place < len(side) else "no more samples" for side in (left, right))
+    index = next((i for i, (x, y) in enumerate(zip(left, right, strict=False)) if x != y), min(len(left), len(right)))
+    x, y = (f"id {side[index]!r}" if index < len(side) else "no more samples" for side in (left, right))
     if Counter(left) == Counter(right):
-        remedy = "They have the same samples in another order."
+        remedy = "They have the same samples in a different order."
     else:
         remedy = f"They have different samples ({len(left)} and {len(right)})."
-    raise ValueError(f"the two sides differ first at place {place}: {x} and {y}. {remedy}{see('other-order')}")
+    raise ValueError(f"the sides first differ at index {index}: {x} and {y}. {remedy}{see('other-order')}")
 
 
 def _warn_of_other_labels(a: Samples, b: Samples) -> None:
@@ -415,14 +415,14 @@ def _warn_of_other_labels(a: Samples, b: Samples) -> None:
     if labels[0] is None or labels[1] is None:
         return
     labelled = [
-        (id_, labels[0][place], labels[1][place_b])
-        for id_, place, place_b in zip(a.ids, a._positions, b._positions, strict=True)
+        (id_, labels[0][position_a], labels[1][position_b])
+        for id_, position_a, position_b in zip(a.ids, a._positions, b._positions, strict=True)
     ]
-    differ = [(id_, x, y) for id_, x, y in labelled if x is not None and y is not None and x != y and min(x, y) >= 0]
-    if differ:
-        id_, x, y = differ[0]
+    different = [(id_, x, y) for id_, x, y in labelled if x is not None and y is not None and x != y and min(x, y) >= 0]
+    if different:
+        id_, x, y = different[0]
         warn(
-            f"{len(differ)} of {len(a)} samples have a different label on the second side (first: {id_!r}, {x} and "
+            f"{len(different)} of {len(a)} samples have a different label on the second side (first: {id_!r}, {x} and "
             f"{y}): is it in the same order? Pass ids for both sides, Samples.of(data, id=…), to check; if only class "
             "numbers differ, remove the labels of the second side"
         )
@@ -436,9 +436,9 @@ class Readable(Constraint):
         import torch
         from torch.utils.data import DataLoader, Dataset
 
-        streams = (datasets.Dataset, datasets.IterableDataset, Dataset, DataLoader)
-        kinds = (Samples, *streams, Sequence, np.ndarray, torch.Tensor)
-        return isinstance(value, kinds) and not isinstance(value, str | bytes) and not self.hint(value)
+        dataset_types = (datasets.Dataset, datasets.IterableDataset, Dataset, DataLoader)
+        types = (Samples, *dataset_types, Sequence, np.ndarray, torch.Tensor)
+        return isinstance(value, types) and not isinstance(value, str | bytes) and not self.hint(value)
 
     def __str__(self) -> str:
         return (

@@ -83,9 +83,9 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
     """
     from datasets import Dataset
 
-    kind, colon, place = source.partition(":")
+    source_name, colon, place = source.partition(":")
     if colon and not Path(source).expanduser().exists():
-        return _pick_split(registries.data.build(kind).splits(place), source, split)
+        return _pick_split(registries.data.build(source_name).splits(place), source, split)
     if Path(source).expanduser().is_file():
         raise ValueError(
             f"{source} is a file; pass its folder, with one file per split (train.parquet, test.parquet, …), or one "
@@ -100,8 +100,8 @@ def read_data(source: str, data_dir: str | Path | None = None, split: str | None
     else:
         owner, name, config = (*source.split("/", 2), None, None)[:3]
         arguments = [part for part in (f"{owner}/{name}" if name else owner, config) if part]
-    here = data_dir is not None or Path(arguments[0]).is_dir()
-    files = Path(arguments[0]).rglob("*") if here else ()
+    is_local = data_dir is not None or Path(arguments[0]).is_dir()
+    files = Path(arguments[0]).rglob("*") if is_local else ()
     with decoding(arguments[0]), reading(files):
         dataset = _load(source, arguments, split)
     return dataset if isinstance(dataset, Dataset) else _pick_split(dataset, source, split)
@@ -127,8 +127,8 @@ def _pick_split(splits: Mapping[str, datasets.Dataset], source: str, split: str 
     if split is None and len(splits) == 1:
         return next(iter(splits.values()))
     if split is None or split not in splits:
-        asked = "requires a split" if split is None else f"does not have a split {split!r}"
-        raise ValueError(f"{source} {asked}; the splits are: {', '.join(splits)}")
+        problem = "requires a split" if split is None else f"does not have a split {split!r}"
+        raise ValueError(f"{source} {problem}; the splits are: {', '.join(splits)}")
     return splits[split]
 
 

@@ -1,4 +1,4 @@
-"""Data of any supported type as a table of columns."""
+"""Uniform tables of columns for all supported types of data: datasets, lists, arrays, tensors and loaders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 SAMPLE, LABEL = "samples", "label"
-"""Column names for samples that are not dictionaries."""
+"""Column names for data without names: plain samples, or pairs of a sample and a label."""
 
 KNOWN = (*get_args(Modality), "integer")
 """Kinds of values that can be samples or labels."""
@@ -131,9 +131,9 @@ class Source:
     values: list[Value | None] | None = None
     """Labels that are not classes: one or several numbers for each sample."""
     undecided: bool = False
-    """Whether the reason is a choice between several columns."""
+    """Whether labels are unread because several columns could contain them."""
     numbers: tuple[int, ...] | None = None
-    """The class number of each label, if the order differs from the data."""
+    """Class number of each label of the data, if they were renumbered (:meth:`Samples.renumbered`)."""
 
     @cached_property
     def num_classes(self) -> int | None:
@@ -176,19 +176,19 @@ def as_table(data: Any) -> Table:
     if isinstance(data, (np.ndarray, torch.Tensor)):
         return Listed({SAMPLE: cast(Sequence[Any], data)})
     rows = [as_row(item) for item in data]
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if set(row) != set(rows[0]):
-            raise ValueError(_mismatch(place, data))
+            raise ValueError(_mismatch(index, data))
     return Listed({name: [row[name] for row in rows] for name in rows[0]})
 
 
-def _mismatch(place: int, data: Sequence[Any]) -> str:
+def _mismatch(index: int, data: Sequence[Any]) -> str:
     """Return the message for a sample with different columns than the first sample."""
     first = data[0]
     if isinstance(first, Mapping):
-        return f"sample {place} must be a dictionary with the keys of sample 0: {', '.join(first)}"
+        return f"sample {index} must be a dictionary with the keys of sample 0: {', '.join(first)}"
     expected = "a pair of a sample and its label" if LABEL in as_row(first) else f"a {kind_of(first)}"
-    return f"sample {place} must be {expected} like sample 0, got {type(data[place]).__name__}"
+    return f"sample {index} must be {expected} like sample 0, got {type(data[index]).__name__}"
 
 
 def download(stream: datasets.IterableDataset) -> datasets.Dataset:
@@ -218,8 +218,8 @@ def values_of(table: Table, role: str, column_or_values: str | Iterable[Any]) ->
 def as_label(value: Any, id_: Id) -> int | None:
     """Check a label and return it as an integer, also ``1.0``; ``None`` for an unlabelled sample."""
     try:
-        whole = isinstance(value, (float, np.floating)) and value.is_integer()
-        label = None if value is None else int(value if whole else operator.index(value))
+        is_whole = isinstance(value, (float, np.floating)) and value.is_integer()
+        label = None if value is None else int(value if is_whole else operator.index(value))
     except TypeError as error:
         raise TypeError(f"labels must be integers, got {reprlib.repr(value)} for sample {id_!r}") from error
     if label is not None and label >= 2**31:
@@ -230,13 +230,13 @@ def as_label(value: Any, id_: Id) -> int | None:
 def as_value(value: Any, id_: Id) -> Value | None:
     """Check a label that is not a class: one or several numbers; integers stay integers."""
     plain = value.tolist() if hasattr(value, "tolist") else value
-    several = isinstance(plain, list | tuple)
+    is_list = isinstance(plain, list | tuple)
     numbers = tuple(plain) if isinstance(plain, list | tuple) else (plain,)
-    wrong = not numbers or not all(isinstance(number, int | float) for number in numbers)
-    if plain is not None and wrong:
+    is_invalid = not numbers or not all(isinstance(number, int | float) for number in numbers)
+    if plain is not None and is_invalid:
         raise TypeError(f"labels must be numbers, or lists of numbers, got {reprlib.repr(value)} for sample {id_!r}")
     numbers = tuple(int(number) if isinstance(number, bool) else number for number in numbers)
-    return None if plain is None else numbers if several else numbers[0]
+    return None if plain is None else numbers if is_list else numbers[0]
 
 
 def as_ids(values: Iterable[Any]) -> list[Id]:
@@ -247,9 +247,9 @@ def as_ids(values: Iterable[Any]) -> list[Id]:
             ids.append(value if isinstance(value, str) else operator.index(value))
         except TypeError as error:
             raise TypeError(f"ids must be integers or texts, got {value!r} at place {len(ids)}") from error
-    twice = [id_ for id_, count in Counter(ids).items() if count > 1]
-    if twice:
-        raise ValueError(f"ids must be unique, but {twice[0]!r} occurs {ids.count(twice[0])} times")
+    repeated = [id_ for id_, count in Counter(ids).items() if count > 1]
+    if repeated:
+        raise ValueError(f"ids must be unique, but {repeated[0]!r} occurs {ids.count(repeated[0])} times")
     return ids
 
 
@@ -260,8 +260,8 @@ def as_row(item: Any) -> dict[str, Any]:
     if isinstance(item, (tuple, list)) and kind_of(item) != "text":
         if len(item) == 2 and kind_of(item[0]) in get_args(Modality):
             sample, label = item
-            several = getattr(sample, "ndim", 2) > 1 and is_list_of_numbers(label)  # else both may be inputs
-            if several or kind_of(label) in ("integer", "float"):
+            is_multi_label = getattr(sample, "ndim", 2) > 1 and is_list_of_numbers(label)  # else both may be inputs
+            if is_multi_label or kind_of(label) in ("integer", "float"):
                 return {SAMPLE: sample, LABEL: operator.index(label) if kind_of(label) == "integer" else label}
         if len(item) == 1:
             return {SAMPLE: item[0]}
@@ -288,28 +288,28 @@ class Mapped(Table):
         if not len(self):
             raise ValueError("samples must not be empty: the data is empty")
         self._check_repeats()
-        for place in range(len(self)):
-            self._examine(place, as_row(dataset[place]))
+        for index in range(len(self)):
+            self._examine(index, as_row(dataset[index]))
 
     def _check_repeats(self) -> None:
         """Raise an error if items differ when read again, because two networks must receive the same samples."""
 
-        def read(place: int) -> dict[str, bytes]:  # other objects are neither samples nor labels
-            row = as_row(self.dataset[place])
+        def read(index: int) -> dict[str, bytes]:  # values of other kinds are neither samples nor labels
+            row = as_row(self.dataset[index])
             return {name: content(value) for name, value in row.items() if kind_of(value) in KNOWN}
 
-        for place in {0, len(self) // 2, len(self) - 1}:
-            if read(place) != read(place):
+        for index in {0, len(self) // 2, len(self) - 1}:
+            if read(index) != read(index):
                 raise ValueError(
-                    f"item {place} of {type(self.dataset).__name__} differs when it is read again, but both networks "
+                    f"item {index} of {type(self.dataset).__name__} differs when it is read again, but both networks "
                     "must receive the same samples; remove random transforms (augmentation), or pass a list"
                 )
 
-    def _examine(self, place: int, row: Mapping[str, Any]) -> None:
+    def _examine(self, index: int, row: Mapping[str, Any]) -> None:
         kinds = {name: kind_of(value) for name, value in row.items()}
         self.kinds = self.kinds or kinds
         if kinds != self.kinds:
-            raise ValueError(f"item {place} of the dataset has {_listed(kinds)}, but item 0 has {_listed(self.kinds)}")
+            raise ValueError(f"item {index} of the dataset has {_listed(kinds)}, but item 0 has {_listed(self.kinds)}")
         for name, kind in kinds.items():
             if kind == "integer":
                 self._integers.setdefault(name, []).append(row[name])
@@ -339,11 +339,11 @@ def _listed(kinds: Mapping[str, str]) -> str:
 def columns_of(dataset: torch.utils.data.TensorDataset) -> dict[str, Sequence[Any]]:
     """Return the columns of a ``TensorDataset``: samples, and labels from a second tensor."""
     samples: Any
-    samples, *others = dataset.tensors
-    if not others:
+    samples, *rest = dataset.tensors
+    if not rest:
         return {SAMPLE: samples}
-    labels = others[0]
-    if len(others) > 1 or not (labels.dim() == 1 or 2 == labels.dim() < samples.dim()):
+    labels = rest[0]
+    if len(rest) > 1 or not (labels.dim() == 1 or 2 == labels.dim() < samples.dim()):
         shapes = ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in dataset.tensors)
         raise ValueError(
             "a TensorDataset must contain samples, or samples and labels of shape (n,), for samples of several axes "

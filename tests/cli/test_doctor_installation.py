@@ -39,7 +39,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
     monkeypatch.setattr(metadata, "distributions", lambda: map(Distribution, present))
     monkeypatch.setattr(metadata, "requires", lambda name: REQUIRED)
-    monkeypatch.setattr(doctor, "of_plugins", lambda kind: [])
+    monkeypatch.setattr(doctor, "entries_of", lambda kind: [])
     monkeypatch.setattr(doctor, "read_tested", lambda: TESTED)
     return present
 
@@ -70,7 +70,7 @@ def test_rows(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Non
 def test_plugins_are_listed() -> None:
     names = [row.name for row in installed_versions()]
     assert len(names) == len(set(names))
-    plugins = [each for kind in doctor.registries for each in doctor.of_plugins(kind)]
+    plugins = [each for kind in doctor.registries for each in doctor.entries_of(kind)]
     assert plugins and {each.distribution[0] for each in plugins if each.distribution} <= set(names)
     assert "hf-stitch-transfer" in names  # which adds no entry to a registry
 

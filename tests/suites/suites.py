@@ -44,23 +44,24 @@ PAGE = """# Tests of transformers
 
 <!-- Written by `make suites`. -->
 
-Transformers tests its models with common tests of models and of configs. The tests of version {version} run on
-stitched models too. A test *applies* if the target alone passes it in the same run. Transformers skips the rest for the
-target's architecture, or they need an accelerator or a package.
+Transformers tests all of its models and configs with a set of common tests. We run the tests of version {version} on
+stitched models. A test *applies* if the target (the second network of the stitched model) passes it when tested alone,
+in the same run. Transformers skips the remaining tests for this architecture, or they need an accelerator or a package.
 
-| stitched model | apply | pass | refused |
+| stitched model | apply | pass | fail |
 |---|---|---|---|
 {rows}
 
-Generation and pipelines have separate tests, because the source distribution of transformers does not contain any.
+hf-stitch tests generation and pipelines separately, because the source distribution of transformers does not contain
+tests for them.
 
-## Refused
+## Why tests fail
 
 {refused}
 
-## Which apply
+## Tests that apply
 
-To one stitched model or more:
+These tests apply to at least one stitched model:
 
 {tests}
 """

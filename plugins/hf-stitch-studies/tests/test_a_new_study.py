@@ -55,7 +55,7 @@ def test_its_record_gives_page_and_rows(tmp_path: Path, monkeypatch: pytest.Monk
 
 SIGNATURES = [
     found.groups()
-    for row in re.findall(r"^\| (`.*?`) \| ", SECTION.partition("| of `study` |")[2], re.MULTILINE)
+    for row in re.findall(r"^\| (`.*?`) \| ", SECTION.partition("| function of `study` |")[2], re.MULTILINE)
     for found in re.finditer(r"`([\w.]+)\((.*?)\)`", row)
 ]
 
