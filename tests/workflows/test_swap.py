@@ -416,7 +416,7 @@ class Unread(list[Any]):
     [
         ({"anchors": ANCHORS.take(19)}, "there are 20 anchors, got 19"),
         ({"anchors": ANCHORS.select(range(19, -1, -1))}, "not the anchors: .*a different order"),
-        ({"anchors": TEST.take(20)}, "not the anchors: .* place 0"),
+        ({"anchors": TEST.take(20)}, "not the anchors: .* index 0"),
         ({"anchors": Samples.of(torch.randn(20, 4), id=ANCHORS.ids)}, "different content or labels"),
         ({"paired_anchors": Samples.of(torch.randn(20, 4))}, "not parallel"),
         ({"paired_anchors": Samples.of(torch.zeros(20, 4), id=ANCHORS.ids)}, "20 anchors have the same representation"),
