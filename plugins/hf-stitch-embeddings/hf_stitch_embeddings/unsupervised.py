@@ -173,7 +173,8 @@ class Unsupervised(UnpairedMatcher):
             torch.from_numpy(KMeans(count, n_init=KMEANS, random_state=seed).fit(rows.numpy()).cluster_centers_)
             for rows in (x, y)
         ]
-        permutation, _ = match_by_similarity(*map(_standardise_similarities, centres), self.restarts, seed)
+        x_cosines, y_cosines = map(_standardise_similarities, centres)
+        permutation, _ = match_by_similarity(x_cosines, y_cosines, self.restarts, seed)
         return centres[0], centres[1][permutation]
 
 
