@@ -119,12 +119,12 @@ def family_of(versions: Mapping[str, Version], samples: Samples | None, run: Run
     indices = [*combinations(range(len(versions)), 2), (0, len(versions))]
     changes, notes = {}, list[str]()
     for i, j in indices:
-        changes[i, j], unpaired = weight_distance(
+        changes[i, j], lone = weight_distance(
             all_versions[i].weights(), all_versions[j].weights(), (names[i], names[j])
         )
-        if unpaired:
+        if lone:
             notes.append(
-                f"{unpaired} weights of {names[i]} and {names[j]} lack a partner of the same shape and count as change"
+                f"{lone} weights of {names[i]} and {names[j]} count as change: they lack a partner of the same shape"
             )
     if samples is None:
         return Family(
