@@ -419,13 +419,13 @@ def test_order_of_two_sides():
     samples = Samples.of(["a", "b", "c"])
     check_same_order(samples, [0, 1, 2])
     check_same_order(samples, Samples.of(["x", "y", "z"]))
-    with pytest.raises(ValueError, match=r"differ first at place 1: id 1 and id 2.*same samples in another order"):
+    with pytest.raises(ValueError, match=r"first differ at index 1: id 1 and id 2.*same samples in a different order"):
         check_same_order(samples, samples.select([0, 2, 1]))
     with pytest.raises(
-        ValueError, match=r"differ first at place 2: id 2 and no more samples.*different samples \(3 and 2\)"
+        ValueError, match=r"first differ at index 2: id 2 and no more samples.*different samples \(3 and 2\)"
     ):
         check_same_order(samples, samples.take(2))
-    with pytest.raises(ValueError, match="differ first at place 0: id 0 and id '0'"):
+    with pytest.raises(ValueError, match="first differ at index 0: id 0 and id '0'"):
         check_same_order([0], ["0"])
 
 
@@ -439,7 +439,7 @@ def test_labels_that_disagree_between_two_sides():
     with pytest.warns(UserWarning, match=r"^1 of 2 samples .*first: 5, 1 and 0\)"):
         check_same_order(first.select([1, 5]), second.select([1, 5]))
     named = [Samples.of(side, label=labels, id=side) for side in (texts, texts[::-1])]
-    with pytest.raises(ValueError, match="They have the same samples in another order"):
+    with pytest.raises(ValueError, match="They have the same samples in a different order"):
         check_same_order(*named)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -27,8 +27,8 @@ from hf_stitch.storage.files import decoding, digest, load_whole, replacing, wri
 STATE = "state.json"
 """File where ``datasets`` lists the files of a dataset."""
 
-ABOUT = "activations.json"
-RESERVED = ("ids", "mask", "about")
+ABOUT = "activations.json"  # file in a folder of Arrow files: pooling, grids and a digest
+RESERVED = ("ids", "mask", "about")  # entries of a file that are not layers
 UNPACKED = 200
 """Largest ratio of activations to the compressed file that contains them."""
 
@@ -177,9 +177,9 @@ class Activations:
         path = Path(path)
         if not path.exists():
             raise FileNotFoundError(f"no activations at {path}: the file does not exist")
-        read = {".npz": _read_npz, ".safetensors": _read_safetensors}.get(path.suffix, _read_arrow)
+        read_file = {".npz": _read_npz, ".safetensors": _read_safetensors}.get(path.suffix, _read_arrow)
         with decoding(path):
-            values, about = read(path)
+            values, about = read_file(path)
             sample_ids = ids if ids is not None else about.get("ids")
             if sample_ids is None:
                 raise ValueError(f"{path} does not contain ids; pass the ids of the samples as ids=")

@@ -118,16 +118,16 @@ class Audit(Result):
     @property
     def verdict(self) -> str:
         """One sentence without figures."""
-        first = "accurate" if self.is_accurate else "inaccurate"
+        sentence = "accurate" if self.is_accurate else "inaccurate"
         if self.in_distribution is None:
             reason = "the interval is too wide"
             if not self.doses:
                 reason = f"no detector counts ({'; '.join(f'{name} {text}' for name, text in self.left_out.items())})"
-            return f"{first}, undecided whether out of distribution: {reason}"
+            return f"{sentence}, undecided whether out of distribution: {reason}"
         if self.in_distribution:
-            first += f", {'and' if self.is_accurate else 'though'} no detector finds it out of distribution"
-            first += " (it is shrunk, which hides strange activations)" if self.is_shrunk else ""
-            return first if self.is_accurate else f"{first}: no sign of similarity"
+            sentence += f", {'and' if self.is_accurate else 'though'} no detector finds it out of distribution"
+            sentence += " (it is shrunk, which hides strange activations)" if self.is_shrunk else ""
+            return sentence if self.is_accurate else f"{sentence}: no sign of similarity"
         if self.is_accurate:
             return "accurate but out of distribution: do not read this as similarity"
         return "inaccurate and out of distribution: no sign of similarity"
@@ -135,8 +135,8 @@ class Audit(Result):
     def __str__(self) -> str:
         """Return the verdict with its figures."""
         doses = ", ".join(f"{name} {dose}" for name, dose in self.doses.items()) or "none"
-        far = all("far" in detection.controls for detection in self._all.values())
-        notes = "" if far else "; without far_data, it is unknown whether the detectors distinguish any samples"
+        has_far = all("far" in detection.controls for detection in self._all.values())
+        notes = "" if has_far else "; without far_data, it is unknown whether the detectors distinguish any samples"
         uncounted = "".join(f"; {name} does not count, it {reason}" for name, reason in self.left_out.items())
         return visible(
             f"{self.verdict} ({self.figure.replace('_', ' ')} {self.evaluation[self.figure]}; as strange as noise of "

@@ -267,12 +267,12 @@ def differing(
     stitched, target = predicted["stitched"], predicted["target"]
     distance = task.apart(stitched, target)
     order = np.argsort(-np.nan_to_num(distance), kind="stable")[:count].tolist()
-    chosen = samples.select(order)
-    (batch,) = chosen.batches(len(order))
+    example_samples = samples.select(order)
+    (batch,) = example_samples.batches(len(order))
     return tuple(
         Example(
-            str(chosen.ids[number]), float(distance[place]), task.shown(stitched, place, names),
-            task.shown(target, place, names), task.label_shown(target, place, names), batch.samples[number],
+            str(example_samples.ids[row]), float(distance[index]), task.shown(stitched, index, names),
+            task.shown(target, index, names), task.label_shown(target, index, names), batch.samples[row]
         )
-        for number, place in enumerate(order)
+        for row, index in enumerate(order)
     )  # fmt: skip

@@ -59,10 +59,10 @@ def extract_activations(
         if run.planning:
             return _planned(adapter, samples, names, pooling, run)
         grids: dict[str, tuple[int, int]] = {}
-        read = partial(_read, adapter, names, pooling, grids)
+        read_batch = partial(_read, adapter, names, pooling, grids)
         contents = f"the activations of {len(names)} layers on {len(samples):,} samples"
-        instead = f"use fewer samples or layers, or another pooling than {pooling!r}"
-        tensors = record(samples, run, "recording", read, contents, instead)
+        memory_advice = f"use fewer samples or layers, or another pooling than {pooling!r}"
+        tensors = record(samples, run, "recording", read_batch, contents, memory_advice)
     values = {name: tensors[name, "values"] for name in names}
     mask = next((tensors[name, "mask"] for name in names if (name, "mask") in tensors), None)
     return Activations(values, samples.ids, pooling, mask, {name: grids[name] for name in names if name in grids})
@@ -89,11 +89,11 @@ def _read(
 
 
 def _planned(adapter: Adapter, samples: Samples, names: Sequence[str], pooling: Pooling, run: Run) -> Any:
-    count, batches = len(samples), list[dict[tuple[str, str], Tensor]]()
+    count, outputs = len(samples), list[dict[tuple[str, str], Tensor]]()
     seconds = seconds_per_sample(
-        lambda batch: batches.append(_read(adapter, names, pooling, {}, batch)), samples, run, adapter.device
+        lambda batch: outputs.append(_read(adapter, names, pooling, {}, batch)), samples, run, adapter.device
     )
-    size = sum(values.nbytes for values in batches[0].values()) * count // min(run.batch_size, count)
+    size = sum(values.nbytes for values in outputs[0].values()) * count // min(run.batch_size, count)
     memory = {NETWORKS: bytes_of_weights(adapter.model), "activations": size}
     job = f"extract_activations, {len(names)} layers, {count} samples"
     return Plan.of(job, {"recording": count * seconds}, memory, {}, adapter.device, run)

@@ -25,6 +25,7 @@ from hf_stitch.pairs import Pair
 from hf_stitch.printing import warn
 from hf_stitch.representation import Pooling
 from hf_stitch.results import Result
+from hf_stitch.scoring.halves import ONLY
 from hf_stitch.scoring.measured import Measured, Record, Score, not_beaten, with_interval
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.base import Answers, Array
@@ -155,8 +156,8 @@ class StitchGrid(Result):
         for layer, layers, side in ((layer_a, self.layers_a, "a"), (layer_b, self.layers_b, "b")):
             if layer not in layers:
                 raise KeyError(f"layer_{side} must be one of {', '.join(layers)}, got {layer!r}")
-        place = self.layers_a.index(layer_a), self.layers_b.index(layer_b)
-        return Score(*map(float, self.cells(matcher, figure)[place]))
+        cell = self.layers_a.index(layer_a), self.layers_b.index(layer_b)
+        return Score(*map(float, self.cells(matcher, figure)[cell]))
 
     def as_good(
         self, figure: str | None = None, matcher: str | None = None, *, level: float = 0.05
@@ -172,14 +173,14 @@ class StitchGrid(Result):
             (2, layers of a, layers of b) bool. First, compared with the best stitch of the same layer of a; second, of
             the same layer of b.
         """
-        self.cells(matcher, figure)
-        name, tested = figure or self.figures[0], self.p_values[matcher or self.matchers[0]]
-        if name not in tested:
+        self.cells(matcher, figure)  # raises an error for unknown names
+        name, by_figure = figure or self.figures[0], self.p_values[matcher or self.matchers[0]]
+        if name not in by_figure:
             raise KeyError(
-                f"figure must be one with p-values, {', '.join(tested)}, got {name!r}: figures of detectors have "
+                f"figure must be one with p-values, {', '.join(by_figure)}, got {name!r}: figures of detectors have "
                 "intervals only"
             )
-        p_values = tested[name]
+        p_values = by_figure[name]
         return np.stack([not_rejected(p_values[0], level), not_rejected(p_values[1].T, level).T])
 
     def identify(self, figure: str | None = None, matcher: str | None = None, *, level: float = 0.05) -> Identification:
@@ -212,7 +213,7 @@ class StitchGrid(Result):
         """
         label = matcher or self.matchers[0]
         values = self.values(label)
-        accurate = values >= ACCURATE if self._rises else values <= 1 / ACCURATE
+        accurate = values >= ACCURATE if self._higher_is_better else values <= 1 / ACCURATE
         out_of_distribution = np.zeros_like(accurate)
         for name in [detector] if detector else self.detections:
             figures = self.detections[name].figures.get(label, {})
@@ -228,7 +229,7 @@ class StitchGrid(Result):
     def stitched(self, layer_a: str, layer_b: str, matcher: str | None = None) -> StitchedModel:
         """Build the stitched model of one cell, with a copy of its stitching layer."""
         label = matcher or self.matchers[0]
-        self.score(layer_a, layer_b, matcher=label)
+        self.score(layer_a, layer_b, matcher=label)  # raises an error for unknown layers
         if (reason := self.undefined.get(cell_name(label, layer_a, layer_b))) is not None:
             raise ValueError(f"the stitch {cell_name(label, layer_a, layer_b)} is undefined: {reason}")
         if self.stitches is None or self.networks is None:
@@ -296,8 +297,8 @@ class StitchGrid(Result):
         values, limit = self._capped(figure, values)
         colour_label += f"; {limit}: at least {limit}" if limit else ""
         blind = self.detections[detector].blind if detector else {}
-        least_good = f"at least {ACCURATE:g}" if self._rises else f"at most {1 / ACCURATE:g}"
-        low, high = ends_of(values, self._whole(figure)) or (None, None)
+        least_good = f"at least {ACCURATE:g}" if self._higher_is_better else f"at most {1 / ACCURATE:g}"
+        low, high = ends_of(values, self._usual_range(figure)) or (None, None)
         rows, columns = self._titles
         return {
             "values": values, "row_labels": self.layers_a,
@@ -314,7 +315,7 @@ class StitchGrid(Result):
         a, b = ({"reference": self.recipe.get(side), "name": names.get(side)} for side in "ab")
         return titles_of(a, b, ("the source", "the target"))
 
-    def _whole(self, figure: str) -> Ends | None:
+    def _usual_range(self, figure: str) -> Ends | None:
         """Usual range of a figure; relative accuracies may exceed it."""
         return (0.5, 1.0) if figure.startswith("auroc(") else (0.0, 1.0) if figure in SHARES else None
 
@@ -358,7 +359,7 @@ class StitchGrid(Result):
         return "higher" if task_named(self.task).figures.get(figure) else "lower"
 
     @property
-    def _rises(self) -> bool:
+    def _higher_is_better(self) -> bool:
         return self.direction(self.figures[0]) == "higher"
 
     @property
@@ -389,8 +390,8 @@ class StitchGrid(Result):
         cells = self.cells(matcher, figure)[row]
         if np.isnan(cells[:, 0]).all():
             return "undefined"
-        place = int(np.nanargmax(cells[:, 0] if self.direction(figure) == "higher" else -cells[:, 0]))
-        return f"{self.layers_b[place]}  {Score(*map(float, cells[place]))}"
+        column = int(np.nanargmax(cells[:, 0] if self.direction(figure) == "higher" else -cells[:, 0]))
+        return f"{self.layers_b[column]}  {Score(*map(float, cells[column]))}"
 
     def _figures(self, matcher: str) -> dict[str, Array]:
         """Return all figures of a matcher, including the figures of detectors."""
@@ -422,8 +423,8 @@ def grid_of(
     }
     cells: dict[str, dict[str, Array]] = {matcher: {} for matcher, _, _ in stitches}
     no_better = []
-    for place, (matcher, la, lb) in enumerate(stitches):
-        scores = {figure: values[:, place] for figure, values in resampled["stitched"].items()}
+    for column, (matcher, la, lb) in enumerate(stitches):
+        scores = {figure: values[:, column] for figure, values in resampled["stitched"].items()}
         for figure, values in scores.items():
             table = cells[matcher].setdefault(figure, np.full((len(values), len(rows), len(columns)), np.nan))
             table[:, rows.index(la), columns.index(lb)] = values
@@ -453,7 +454,7 @@ def grid_of(
 
 def _measures(pair: Pair, measured: Measured, stitches: Iterable[Cell], seed: int) -> dict[str, Answers]:
     """Return the measures by kind of predictor, with one column per stitch and per mean."""
-    task, answers, seen = task_named(pair.task), measured.answers[""], measured.seen
+    task, answers, seen = task_named(pair.task), measured.answers[ONLY], measured.seen
 
     def stacked(rows: Sequence[Answers]) -> dict[str, Array]:
         return {name: np.stack([row[name] for row in rows], 1) for name in rows[0]}

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Axis = Literal["a", "b"]
-Pair = tuple[str, str]
+Pair = tuple[str, str]  # names of network a and of network b
 AXES: dict[Axis, str] = {"a": "layers of a among layers of b", "b": "layers of b among layers of a"}
 
-_RESAMPLES = 2000
+_RESAMPLES = 2000  # number of bootstrap resamples
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +81,8 @@ class Identification(Result):
     @checked
     def verdicts(self, axis: Axis) -> NDArray[np.str_]:
         """Return the verdict on each layer, ``(pairs, layers)``: ``hit``, ``tie``, ``miss`` or ``undefined``."""
-        others = np.where(self.candidates[axis] > 0, "miss", "undefined")
-        return np.where(self.hits[axis], "hit", np.where(self.ties[axis], "tie", others))
+        without_match = np.where(self.candidates[axis] > 0, "miss", "undefined")
+        return np.where(self.hits[axis], "hit", np.where(self.ties[axis], "tie", without_match))
 
     @checked
     def favourite(self, axis: Axis) -> tuple[str, float]:
@@ -93,8 +93,8 @@ class Identification(Result):
             is exactly 1 / (number of layers) for any networks.
         """
         wins = self.winners[axis].sum(0)
-        place = int(wins.argmax())
-        return self.layers[place], float(wins[place] / wins.sum()) if wins.any() else np.nan
+        index = int(wins.argmax())
+        return self.layers[index], float(wins[index] / wins.sum()) if wins.any() else np.nan
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the verdicts in long format.
@@ -108,8 +108,8 @@ class Identification(Result):
             [
                 {"axis": axis, "a": a, "b": b, "layer": layer, "verdict": str(verdict), "hit": bool(verdict == "hit")}
                 for axis in self.hits
-                for (a, b), of_pair in zip(self.pairs, self.verdicts(axis), strict=True)
-                for layer, verdict in zip(self.layers, of_pair, strict=True)
+                for (a, b), verdicts in zip(self.pairs, self.verdicts(axis), strict=True)
+                for layer, verdict in zip(self.layers, verdicts, strict=True)
             ]
         )
 
@@ -195,16 +195,16 @@ def identify_layers(
     """
     by_pair = values if isinstance(values, Mapping) else {("a", "b"): values}
     pairs = tuple(by_pair)
-    stacked = np.stack(_squares(by_pair))
-    count = stacked.shape[1]
+    similarities = np.stack(_squares(by_pair))
+    count = similarities.shape[1]
     names = tuple(map(str, range(count))) if layers is None else tuple(layers)
     if len(names) != count:
         raise ValueError(f"layers must name the {count} layers, got {len(names)} names")
     alike = np.zeros((len(pairs), 2, count), bool) if as_good is None else _alike(as_good, pairs, count)
-    better = np.where(np.isnan(stacked), -np.inf, stacked if higher_is_better else -stacked)
-    along: dict[Axis, Array] = {"a": better, "b": better.transpose(0, 2, 1)}
-    outcomes = {axis: _outcomes(values, alike[:, i]) for i, (axis, values) in enumerate(along.items())}
-    hits, ties, candidates, winners = ({axis: parts[i] for axis, parts in outcomes.items()} for i in range(4))
+    better = np.where(np.isnan(similarities), -np.inf, similarities if higher_is_better else -similarities)
+    better_by_axis: dict[Axis, Array] = {"a": better, "b": better.transpose(0, 2, 1)}
+    outcomes = {axis: _outcomes(values, alike[:, i]) for i, (axis, values) in enumerate(better_by_axis.items())}
+    hits, ties, candidates, winners = ({axis: outcome[i] for axis, outcome in outcomes.items()} for i in range(4))
     weights = _pair_weights(pairs, np.random.default_rng(seed))
     scores = {axis: _score(hits[axis], candidates[axis] > 0, weights, confidence) for axis in outcomes}
     return Identification(pairs, names, hits, ties, candidates, winners, scores, confidence, as_good is not None)
@@ -216,11 +216,11 @@ def _outcomes(better: Array, alike: Flags) -> tuple[Any, ...]:
     defined = corresponding > -np.inf
     best = better.max(2)
     winning = (better == best[..., None]) & defined[..., None]
-    shared = winning.sum(2)
-    hits = defined & (corresponding == best) & (shared == 1)
+    winner_count = winning.sum(2)
+    hits = defined & (corresponding == best) & (winner_count == 1)
     ties = defined & ~hits & ((corresponding == best) | alike)
     candidates = np.where(defined, (better > -np.inf).sum(2), 0)
-    return hits, ties, candidates, (winning / np.maximum(shared, 1)[..., None]).sum(0)
+    return hits, ties, candidates, (winning / np.maximum(winner_count, 1)[..., None]).sum(0)
 
 
 def _squares(by_pair: Mapping[Pair, ArrayLike]) -> list[Array]:
@@ -260,19 +260,19 @@ def _alike(as_good: ArrayLike | Mapping[Pair, ArrayLike], pairs: Sequence[Pair],
 
 def _pair_weights(pairs: Sequence[Pair], random: np.random.Generator) -> Array:
     """Draw Bayesian bootstrap weights of the pairs, (resamples, pairs), each row summing to 1."""
-    networks = {name: place for place, name in enumerate(dict.fromkeys(name for pair in pairs for name in pair))}
-    drawn = random.dirichlet(np.ones(len(networks)), size=_RESAMPLES)
-    weights = np.stack([drawn[:, sorted({networks[a], networks[b]})].prod(1) for a, b in pairs], 1)
+    networks = {name: index for index, name in enumerate(dict.fromkeys(name for pair in pairs for name in pair))}
+    network_weights = random.dirichlet(np.ones(len(networks)), size=_RESAMPLES)
+    weights = np.stack([network_weights[:, sorted({networks[a], networks[b]})].prod(1) for a, b in pairs], 1)
     return weights / weights.sum(1, keepdims=True)
 
 
-def _score(hits: Flags, judged: Flags, weights: Array, confidence: float) -> Score:
+def _score(hits: Flags, is_defined: Flags, weights: Array, confidence: float) -> Score:
     from scipy.stats import binomtest
 
-    if not judged.any():
+    if not is_defined.any():
         return Score(np.nan, np.nan, np.nan)
-    tail, used = (1 - confidence) / 2, judged.any(1)
-    shares = weights[:, used] @ hits[used].sum(1) / (weights[:, used] @ judged[used].sum(1))
+    tail, used_pairs = (1 - confidence) / 2, is_defined.any(1)
+    shares = weights[:, used_pairs] @ hits[used_pairs].sum(1) / (weights[:, used_pairs] @ is_defined[used_pairs].sum(1))
     low, high = np.quantile(shares, [tail, 1 - tail])
-    wilson = binomtest(int(hits.sum()), int(judged.sum())).proportion_ci(confidence, method="wilson")
-    return Score(float(hits.sum() / judged.sum()), float(min(low, wilson.low)), float(max(high, wilson.high)))
+    wilson = binomtest(int(hits.sum()), int(is_defined.sum())).proportion_ci(confidence, method="wilson")
+    return Score(float(hits.sum() / is_defined.sum()), float(min(low, wilson.low)), float(max(high, wilson.high)))

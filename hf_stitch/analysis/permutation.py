@@ -180,24 +180,24 @@ def permutation_test(
         >>> round(null.observed, 6), null.p_value, round(null.calibrated, 1)
         (1.0, 0.01, 1.0)
     """
-    chosen = chosen_metric(metric, options)
-    x, y = paired(chosen.name, x, y, exact=False)
+    instance = chosen_metric(metric, options)
+    x, y = paired(instance.name, x, y, exact=False)
     groups = rows_by_sample(samples, len(x))
     exchangeable = _exchangeable(groups)
-    observed = chosen.function(x, y, **chosen.options).item()
-    score, random = pairing(chosen, x, y), np.random.default_rng(seed)
+    observed = instance.function(x, y, **instance.options).item()
+    score, random = pairing(instance, x, y), np.random.default_rng(seed)
     values: list[float] = []
     hits, enough = 0, _ENOUGH if sequential else None
     while len(values) < permutations and hits != enough:
-        order = torch.from_numpy(_exchanged(exchangeable, random)).to(y.device)
+        order = torch.from_numpy(_draw_permutation(exchangeable, random)).to(y.device)
         value = score(order)
         if abs(value - observed) <= _CLOSE * max(1, abs(observed)):
-            value = chosen.function(x, y[order], **chosen.options).item()
+            value = instance.function(x, y[order], **instance.options).item()
         values.append(value)
-        hits += bool(_as_similar(np.array(value), observed, chosen.higher_is_better))
-    best = chosen.range[1] if chosen.higher_is_better else 0.0
-    figures = (observed, np.array(values), chosen.higher_is_better, best, len(groups), len(x), seed, enough)
-    return PermutationTestResult(repr(chosen), *figures)
+        hits += bool(_as_similar(np.array(value), observed, instance.higher_is_better))
+    best = instance.range[1] if instance.higher_is_better else 0.0
+    figures = (observed, np.array(values), instance.higher_is_better, best, len(groups), len(x), seed, enough)
+    return PermutationTestResult(repr(instance), *figures)
 
 
 def _as_similar(values: Array, observed: float, higher_is_better: bool) -> NDArray[np.bool_]:
@@ -210,17 +210,17 @@ def _exchangeable(groups: Sequence[Places]) -> list[Places]:
     by_size: dict[int, list[Places]] = {}
     for places in groups:
         by_size.setdefault(len(places), []).append(places)
-    alone = [size for size, members in by_size.items() if len(members) == 1]
-    if alone:
+    single = [size for size, members in by_size.items() if len(members) == 1]
+    if single:
         raise ValueError(
-            f"{len(alone)} of {len(groups)} samples cannot be permuted, because their numbers of rows "
-            f"({', '.join(map(str, sorted(alone)[:5]))}{' …' if len(alone) > 5 else ''}) occur once; leave them out "
+            f"{len(single)} of {len(groups)} samples cannot be permuted, because their numbers of rows "
+            f"({', '.join(map(str, sorted(single)[:5]))}{' …' if len(single) > 5 else ''}) occur once; leave them out "
             "or pass one row per sample (pooling mean, cls or last)"
         )
     return [np.stack(members) for members in by_size.values()]
 
 
-def _exchanged(exchangeable: Sequence[Places], random: np.random.Generator) -> Places:
+def _draw_permutation(exchangeable: Sequence[Places], random: np.random.Generator) -> Places:
     """Draw a permutation: for each row of x, the index of the row of y paired with it."""
     order = np.empty(sum(places.size for places in exchangeable), np.intp)
     for places in exchangeable:
@@ -314,26 +314,26 @@ def maximum_test(
     random, n = np.random.default_rng(seed), len(x[0])
     orders = [torch.arange(n), *(torch.from_numpy(random.permutation(n)) for _ in range(permutations))]
     is_defined = np.ones((len(x), len(y)), bool) if defined is None else defined
-    of_x, of_y = (np.flatnonzero(is_defined.any(axis)) for axis in (1, 0))
-    some_x, some_y = [x[int(i)] for i in of_x], [y[int(j)] for j in of_y]
-    with progress_bar(bar_label, len(orders) * len(some_x) * len(some_y), "value") as bar:
-        values_by_order = _by_matrices(metric, some_x, some_y, orders, memory, bar)
+    places_x, places_y = (np.flatnonzero(is_defined.any(axis)) for axis in (1, 0))
+    layers_x, layers_y = [x[int(i)] for i in places_x], [y[int(j)] for j in places_y]
+    with progress_bar(bar_label, len(orders) * len(layers_x) * len(layers_y), "value") as bar:
+        values_by_order = _by_matrices(metric, layers_x, layers_y, orders, memory, bar)
         if values_by_order is None:
-            values_by_order = np.full((len(orders), len(some_x), len(some_y)), np.nan)
-            cached = max(1, memory // (16 * n * max(rows.shape[1] for rows in some_y)))
-            prepared_y = lru_cache(cached)(lambda j: metric._prepared("y", some_y[j]))
-            for i, defined_here in enumerate(is_defined[np.ix_(of_x, of_y)]):
-                prepared_x = metric._prepared("x", some_x[i])
+            values_by_order = np.full((len(orders), len(layers_x), len(layers_y)), np.nan)
+            cached = max(1, memory // (16 * n * max(rows.shape[1] for rows in layers_y)))
+            prepared_y = lru_cache(cached)(lambda j: metric._prepared("y", layers_y[j]))
+            for i, defined_here in enumerate(is_defined[np.ix_(places_x, places_y)]):
+                prepared_x = metric._prepared("x", layers_x[i])
                 for j in np.flatnonzero(defined_here):
                     values_by_order[:, i, j] = [metric._permuted(prepared_x, prepared_y(j), order) for order in orders]
                     bar.update(len(orders))
     values = np.full((len(orders), *is_defined.shape), np.nan)
-    values[np.ix_(np.arange(len(orders)), of_x, of_y)] = values_by_order
+    values[np.ix_(np.arange(len(orders)), places_x, places_y)] = values_by_order
     values[:, ~is_defined] = np.nan
-    return tested(values, metric.higher_is_better, seed)
+    return studentised_test(values, metric.higher_is_better, seed)
 
 
-def tested(values: Array, higher_is_better: bool, seed: int) -> MaximumTest:
+def studentised_test(values: Array, higher_is_better: bool, seed: int) -> MaximumTest:
     """Compute the test from the values of all pairs under all orders of the samples."""
     chance, spread = values.mean(0), values.std(0)
     varies = spread > _ROUNDING * np.abs(values).max(0)

@@ -148,8 +148,8 @@ class Plan(Result):
 
 def bytes_of_weights(*networks: nn.Module, meta: bool = False) -> int:
     """Return the bytes of parameters and buffers in memory, each counted once; with ``meta``, also of meta tensors."""
-    held = {id(t): t for network in networks for t in (*network.parameters(), *network.buffers())}
-    return sum(tensor.nbytes for tensor in held.values() if meta or not tensor.is_meta)
+    tensors = {id(t): t for network in networks for t in (*network.parameters(), *network.buffers())}
+    return sum(tensor.nbytes for tensor in tensors.values() if meta or not tensor.is_meta)
 
 
 def planned_scoring(
@@ -159,7 +159,7 @@ def planned_scoring(
     """Return the plan of a job that scores samples after other stages (``Any``: a job is typed by its result)."""
     seconds, measured = scoring.cost(samples, run)
     memory = {NETWORKS: bytes_of_weights(*scoring.networks)}
-    vectors = (row["vector"].nbytes for of in measured.answers.values() for row in of.values() if "vector" in row)
+    vectors = (m["vector"].nbytes for rows in measured.answers.values() for m in rows.values() if "vector" in m)
     if size := sum(vectors):
         memory["vectors"] = len(samples) * size // min(run.batch_size, len(samples))
     return Plan.of(job, {**(stages or {}), "scoring": seconds}, memory, {}, scoring.device, run, left_out)
@@ -191,7 +191,7 @@ def planned(
     ``scored`` predictors per stitch run through the target (1, or more with baselines).
     """
     train, test = data.train, data.test
-    read = [count for matcher in matchers if (count := matcher.samples_trained(len(train)))]
+    trained = [count for matcher in matchers if (count := matcher.samples_trained(len(train)))]
     by_rows = any(matcher.collects == "rows" for matcher in matchers)
     if not by_rows:
         check_moments_fit(pair)
@@ -215,11 +215,11 @@ def planned(
     stitched = seconds_of(finish, device) / count
     share = 1 / run.processes.count
     stages = {"fitting": len(train) * (forwards + collecting) * share}
-    if closed := len(matchers) - len(read):
-        stages["solving"] = closed * SOLVING * cubes / speed()
-    if read:
-        again = len(read) * len(train) * forwards
-        stages["training"] = (sum(read) * stitched * (1 + BACKWARD) + again) * share
+    if closed_forms := len(matchers) - len(trained):
+        stages["solving"] = closed_forms * SOLVING * cubes / speed()
+    if trained:
+        rerun = len(trained) * len(train) * forwards
+        stages["training"] = (sum(trained) * stitched * (1 + BACKWARD) + rerun) * share
     stages["scoring"] = len(test) * (forwards + len(matchers) * scored * stitched) * share
     memory = {
         NETWORKS: bytes_of_weights(pair.source.model, pair.target.model),
@@ -232,10 +232,12 @@ def planned(
         one_side = sum(map(len, data.unpaired)) / 2  # each sample runs through one of the networks
         stages["reading samples without partners"] = one_side * forwards * share
         memory["rows without partners"] = int(one_side * rows / count)
-    size_of_source = len(train) * sum(one.values.nbytes for one in ran.x.values()) // count if read else 0
+    size_of_source = (
+        len(train) * sum(activations.values.nbytes for activations in ran.x.values()) // count if trained else 0
+    )
     disk = {"activations of the source": size_of_source} if size_of_source else {}
-    held = {part: size for part, size in memory.items() if size}
-    return Plan.of(job, stages, held, disk, device, run, left_out)
+    nonzero = {part: size for part, size in memory.items() if size}
+    return Plan.of(job, stages, nonzero, disk, device, run, left_out)
 
 
 def unfitted(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
-Places = NDArray[np.intp]
+Places = NDArray[np.intp]  # indices of rows or of samples
 
 
 def chosen_metric(metric: str | Metric | type[Metric], options: Mapping[str, Any]) -> ActivationMetric:
@@ -71,8 +71,8 @@ class SampleMoments:
 
     def of(self, samples: Places) -> Moments:
         """Return the moments of a subset of the samples."""
-        chosen = torch.from_numpy(samples).to(self._counts.device)
-        return self._moments(int(self._counts[chosen].sum()), *(part[chosen].sum(0) for part in self._parts))
+        selected = torch.from_numpy(samples).to(self._counts.device)
+        return self._moments(int(self._counts[selected].sum()), *(part[selected].sum(0) for part in self._parts))
 
     def without(self, sample: int) -> Moments:
         """Return the moments of all samples but one."""
@@ -202,22 +202,22 @@ def bootstrap(
         >>> interval.low < interval.value < interval.high
         True
     """
-    chosen = chosen_metric(metric, options)
-    x, y = paired(chosen.name, x, y, exact=False)
+    instance = chosen_metric(metric, options)
+    x, y = paired(instance.name, x, y, exact=False)
     groups = rows_by_sample(samples, len(x))
     if len(groups) < 4:
         raise ValueError(f"a bootstrap requires at least 4 samples, got {len(groups)}; pass more samples")
-    score, random = _restricted(chosen, x, y, groups), np.random.default_rng(seed)
+    score, random = _restricted(instance, x, y, groups), np.random.default_rng(seed)
     value = score(np.arange(len(groups)))
     halves = (np.sort(random.permutation(len(groups))[: len(groups) // 2]) for _ in range(resamples))
     try:
         values = np.array([score(half) for half in halves])
     except ValueError as error:
-        raise ValueError(f"{chosen.name} is undefined on half of the samples: {error}; pass more samples") from error
+        raise ValueError(f"{instance.name} is undefined on half of the samples: {error}; pass more samples") from error
     tail = (1 - confidence) / 2
     low, high = value + np.quantile(values, [tail, 1 - tail]) - values.mean()
     return ConfidenceInterval(
-        repr(chosen), value, float(low), float(high), confidence, values, len(groups), len(x), seed
+        repr(instance), value, float(low), float(high), confidence, values, len(groups), len(x), seed
     )
 
 
@@ -227,8 +227,8 @@ def _restricted(metric: ActivationMetric, x: Tensor, y: Tensor, groups: Sequence
         moments = SampleMoments(SampleRows(x, groups), SampleRows(y, groups))
         return lambda chosen: metric.from_moments(moments.of(chosen))  # type: ignore[attr-defined]
 
-    def from_rows(chosen: Places) -> float:
-        rows = torch.from_numpy(np.sort(np.concatenate([groups[i] for i in chosen]))).to(x.device)
+    def from_rows(selected: Places) -> float:
+        rows = torch.from_numpy(np.sort(np.concatenate([groups[i] for i in selected]))).to(x.device)
         return metric.function(x[rows], y[rows], **metric.options).item()
 
     return from_rows

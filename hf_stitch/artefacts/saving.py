@@ -67,7 +67,7 @@ from hf_stitch.storage.files import load_whole
 M = TypeVar("M", bound=StitchedNetwork)
 
 KEEP_STITCHER = (
-    "Or save the Stitcher (stitched.stitcher.save_pretrained) and attach it to live modules: Stitcher.attach(source=…, "
+    "Or save the Stitcher (stitched.stitcher.save_pretrained) and attach it to the networks: Stitcher.attach(source=…, "
     "target=…)"
 )
 """Advice for a model that cannot be saved."""

@@ -392,7 +392,7 @@ def check_same_order(a: Samples | Sequence[Id], b: Samples | Sequence[Id]) -> No
         >>> check_same_order([1, 2, 3], [1, 3, 2])
         Traceback (most recent call last):
         ...
-        ValueError: the two sides differ first at place 1: id 2 and id 3. They have the same samples in another order.
+        ValueError: the sides first differ at index 1: id 2 and id 3. They have the same samples in a different order.
         See https://github.com/hf-stitch/hf-stitch/blob/main/docs/errors/other-order.md
     """
     left, right = (side.ids if isinstance(side, Samples) else tuple(side) for side in (a, b))
@@ -403,10 +403,10 @@ def check_same_order(a: Samples | Sequence[Id], b: Samples | Sequence[Id]) -> No
     index = next((i for i, (x, y) in enumerate(zip(left, right, strict=False)) if x != y), min(len(left), len(right)))
     x, y = (f"id {side[index]!r}" if index < len(side) else "no more samples" for side in (left, right))
     if Counter(left) == Counter(right):
-        remedy = "They have the same samples in another order."
+        remedy = "They have the same samples in a different order."
     else:
         remedy = f"They have different samples ({len(left)} and {len(right)})."
-    raise ValueError(f"the two sides differ first at place {index}: {x} and {y}. {remedy}{see('other-order')}")
+    raise ValueError(f"the sides first differ at index {index}: {x} and {y}. {remedy}{see('other-order')}")
 
 
 def _warn_of_other_labels(a: Samples, b: Samples) -> None:

@@ -109,20 +109,20 @@ class Detector(Configured, ABC):
         """Fit the detector to the activations of a network.
 
         Args:
-            activations: Batches of activations at one layer; they may be iterated several times.
+            activations: Batches of activations at one layer; must allow several iterations (not a generator).
             labels: Class of each sample, in the same order; used only by detectors with ``needs_labels``.
             auxiliary: Batches of the activations that :attr:`auxiliary` names; ignored by other detectors.
         """
-        declared: dict[str, Any] = {}
+        fit_inputs: dict[str, Any] = {}
         if self.needs_labels:
             if labels is None:
                 raise ValueError(f"detector {self.label} requires the class of each sample; pass labels")
-            declared["labels"] = torch.as_tensor(labels)
+            fit_inputs["labels"] = torch.as_tensor(labels)
         if self.auxiliary != "none":
             if auxiliary is None:
                 raise ValueError(f"detector {self.label} requires auxiliary activations ({_ABOUT[self.auxiliary]})")
-            declared["auxiliary"] = auxiliary
-        return self._fit(activations, **declared)
+            fit_inputs["auxiliary"] = auxiliary
+        return self._fit(activations, **fit_inputs)
 
     @abstractmethod
     def _fit(self, activations: Iterable[Representation], *args: Any, **kwargs: Any) -> Scorer:

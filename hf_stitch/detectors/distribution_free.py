@@ -124,14 +124,14 @@ class Classifier(Detector):
         labels = np.repeat([0, 1], [len(network_rows), len(stitched_rows)])
         sizes, batch = (self.hidden,) if self.hidden else (), min(200, len(rows))
         epochs = max(self.epochs, math.ceil(STEPS * batch / len(rows)))
-        how = {"solver": "adam", "max_iter": epochs} if self.hidden else {"solver": "lbfgs", "max_iter": 1000}
-        model = MLPClassifier(sizes, alpha=self.weight_decay, batch_size=batch, random_state=self.seed, **how)
+        solver = {"solver": "adam", "max_iter": epochs} if self.hidden else {"solver": "lbfgs", "max_iter": 1000}
+        model = MLPClassifier(sizes, alpha=self.weight_decay, batch_size=batch, random_state=self.seed, **solver)
         with warnings.catch_warnings():
             if self.hidden:  # the number of epochs is an option; logistic regression should converge
                 warnings.simplefilter("ignore", ConvergenceWarning)
             model.fit(rows, labels)
         weights, biases = (
-            [torch.from_numpy(part).double() for part in parts] for parts in (model.coefs_, model.intercepts_)
+            [torch.from_numpy(layer).double() for layer in layers] for layers in (model.coefs_, model.intercepts_)
         )
         return _Logit(mean, scale, weights, biases)
 
@@ -146,6 +146,6 @@ class _Logit(Scorer):
         if rows.shape[1] != len(self.mean):
             raise ValueError(f"the detector was fitted to {len(self.mean)} features, got {rows.shape[1]}")
         values = (rows - self.mean) / self.scale
-        for place, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            values = (values.relu() if place else values) @ weight + bias
+        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            values = (values.relu() if number else values) @ weight + bias
         return sample_means(activations, values[:, 0])

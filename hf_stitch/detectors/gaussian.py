@@ -150,8 +150,8 @@ def added_variance(moments: Moments, tolerance: float) -> Tensor:
     variances = moments.sxx.diagonal() / moments.n
     if not variances.any():
         raise ValueError(f"all {moments.n} positions are equal: is the layer dead?")
-    dead = variances.mean() * max(tolerance, 1e-6) * (1 + tolerance)
-    share = tolerance * variances
+    for_dead_features = variances.mean() * max(tolerance, 1e-6) * (1 + tolerance)
+    added = tolerance * variances
     if tolerance:
-        share = torch.maximum(share, rounding(moments, "x") / moments.n)
-    return torch.where(variances == 0, dead, share)
+        added = torch.maximum(added, rounding(moments, "x") / moments.n)
+    return torch.where(variances == 0, for_dead_features, added)

@@ -61,16 +61,16 @@ class Procrustes(ClosedFormMatcher):
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
         """Compute the map."""
         require(moments, 2)
-        centred = moments if self.center else moments.about_origin()
-        left, values, right = torch.linalg.svd(centred.sxy, full_matrices=False)
+        fit_moments = moments if self.center else moments.about_origin()
+        left, values, right = torch.linalg.svd(fit_moments.sxy, full_matrices=False)
         rotation = (left @ right).T
         scale = 1.0
         if self.scale:
-            scale = (values.sum() / ((rotation @ centred.sxx) * rotation).sum()).item()
+            scale = (values.sum() / ((rotation @ fit_moments.sxx) * rotation).sum()).item()
         stitch = affine_stitch(LinearStitch, moments, {"weight": scale * rotation}, dtype, intercept=self.center)
         varies = values > values[0] * max(moments.dx, moments.dy) * EPS
-        errors = rounding(centred, "x"), rounding(centred, "y")
-        for directions, scatter, error in zip((left, right.T), (centred.sxx, centred.syy), errors, strict=True):
+        errors = rounding(fit_moments, "x"), rounding(fit_moments, "y")
+        for directions, scatter, error in zip((left, right.T), (fit_moments.sxx, fit_moments.syy), errors, strict=True):
             spread = ((scatter @ directions) * directions).sum(0)
             varies &= spread > (directions.square() * error[:, None]).sum(0)
         return recorded(stitch, moments, scale=scale, xy_rank=int(varies.sum()))
@@ -231,9 +231,9 @@ class InverseRelative(ClosedFormMatcher):
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
         """Compute the map."""
         require(moments, 2, "pass more anchors")
-        about = moments if self.center else moments.about_origin()
-        spectrum = Spectrum.of(about, "y", RCOND if self.rcond is None else self.rcond)
-        scale = (about.syy.trace() / about.sxx.trace()).item() if self.scale else 1.0
-        weights = {"weight": scale * spectrum.solve(about.sxy.T)}
+        fit_moments = moments if self.center else moments.about_origin()
+        spectrum = Spectrum.of(fit_moments, "y", RCOND if self.rcond is None else self.rcond)
+        scale = (fit_moments.syy.trace() / fit_moments.sxx.trace()).item() if self.scale else 1.0
+        weights = {"weight": scale * spectrum.solve(fit_moments.sxy.T)}
         stitch = affine_stitch(LinearStitch, moments, weights, dtype, intercept=self.center)
         return recorded(stitch, moments, rcond=spectrum.rcond, scale=scale, y_rank=spectrum.rank)

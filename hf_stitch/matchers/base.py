@@ -74,17 +74,17 @@ def match_each(
     layers: dict[Cell, StitchingLayer] = {}
     undefined: dict[Cell, Exception] = {}
     for cell in collected.cells:
-        parts, specs = read(cell), collected.specs(cell)
+        fit_inputs, specs = read(cell), collected.specs(cell)
         maps: dict[str, Stitch] = {}
         means: dict[str, Tensor] = {}
         try:
-            for part, rows in parts.items():
-                maps[part], means[part] = fit(rows)
+            for part, fit_input in fit_inputs.items():
+                maps[part], means[part] = fit(fit_input)
         except ValueError as error:
             vectors = "positions" if collected.pooling == "none" else f"vectors (pooling {collected.pooling!r})"
             description = f"the map of {vectors}" if part == "body" else "the map of prefix tokens (CLS, distillation)"
-            kind = NoAlignmentError if isinstance(error, NoAlignmentError) else ValueError
-            undefined[cell] = kind(f"{description} from {specs[0]} to {specs[1]}: {error}")
+            error_class = NoAlignmentError if isinstance(error, NoAlignmentError) else ValueError
+            undefined[cell] = error_class(f"{description} from {specs[0]} to {specs[1]}: {error}")
             undefined[cell].__cause__ = error
         except torch.linalg.LinAlgError as error:
             undefined[cell] = error
@@ -210,17 +210,18 @@ class ClosedFormMatcher(Matcher):
         width = 0 if collected.pair is None else collected.pair.source.embedding_width
         if not width:
             return {}
-        whole = collected.moments(collected.cells[0])["body"]
-        last = slice(whole.sxx.shape[0] - width, None)
+        moments = collected.moments(collected.cells[0])["body"]
+        last = slice(moments.sxx.shape[0] - width, None)
         embedding_moments = Moments.of(
-            whole.n, whole.mean_x[last], whole.mean_y, whole.sxx[last, last], whole.syy, whole.sxy[last], whole.eps,
+            moments.n, moments.mean_x[last], moments.mean_y, moments.sxx[last, last], moments.syy, moments.sxy[last],
+            moments.eps,
         )  # fmt: skip
-        fitted = self.fit(embedding_moments)
-        if not isinstance(fitted, LinearStitch):
+        own_map = self.fit(embedding_moments)
+        if not isinstance(own_map, LinearStitch):
             return {}
-        weight = torch.zeros(fitted.out_features, layer.widths[0], dtype=fitted.weight.dtype)
-        weight[:, last] = fitted.weight.detach()
-        return {"own": layer.with_maps(LinearStitch.of(weight=weight, bias=fitted.bias), None)}
+        weight = torch.zeros(own_map.out_features, layer.widths[0], dtype=own_map.weight.dtype)
+        weight[:, last] = own_map.weight.detach()
+        return {"own": layer.with_maps(LinearStitch.of(weight=weight, bias=own_map.bias), None)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -376,11 +377,11 @@ class TrainedMatcher(Matcher):
                 f"matcher {self.name!r} requires samples for training, but a swap has only vectors; use "
                 "hf_stitch.stitch"
             )
-        first = self.initial.match(collected)
-        if not first.layers:
-            return first
-        trained = self.trained(collected, first.layers, folder)
-        return Matched(trained.layers, {**first.undefined, **trained.undefined})
+        initial = self.initial.match(collected)
+        if not initial.layers:
+            return initial
+        final = self.trained(collected, initial.layers, folder)
+        return Matched(final.layers, {**initial.undefined, **final.undefined})
 
     def check(self, pair: Pair, data: Split) -> None:
         """Check the initial matcher."""

@@ -19,7 +19,7 @@ from hf_stitch.stitches import LinearStitch, LowRankStitch
 
 Penalty = NonNegative | Literal["gcv"]
 """Ridge penalty, or the method that chooses it."""
-_SWEEPS = 10_000
+_SWEEPS = 10_000  # largest number of passes of the lasso over the features
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Lstsq(ClosedFormMatcher):
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LinearStitch:
         """Compute the map."""
         require(moments, max(moments.dx + self.intercept, 2), "pass more rows, or use the matcher 'ridge'")
-        centred = moments if self.intercept else moments.about_origin()
-        spectrum = Spectrum.of(centred, "x", self.rcond, centred.sxy)
-        weights = {"weight": spectrum.solve(centred.sxy).T}
+        fit_moments = moments if self.intercept else moments.about_origin()
+        spectrum = Spectrum.of(fit_moments, "x", self.rcond, fit_moments.sxy)
+        weights = {"weight": spectrum.solve(fit_moments.sxy).T}
         stitch = affine_stitch(LinearStitch, moments, weights, dtype, intercept=self.intercept)
         return recorded(stitch, moments, rcond=spectrum.rcond, x_rank=spectrum.rank)
 
@@ -100,11 +100,11 @@ class Ridge(ClosedFormMatcher):
 
 def penalised(moments: Moments, ridge: float | Literal["gcv"]) -> tuple[Tensor, dict[str, float]]:
     """Solve ridge regression."""
-    fixed = None if ridge == "gcv" else float(ridge)
+    given_penalty = None if ridge == "gcv" else float(ridge)
     spectrum = Spectrum.of(moments, "x", sxy=moments.sxy)
-    chosen = _least_gcv(moments, spectrum) if fixed is None else fixed
-    df = 1 + (spectrum.values / (spectrum.values + chosen)).sum().item()
-    return spectrum.solve(moments.sxy, chosen).T, {"ridge": chosen, "df": df}
+    penalty = _least_gcv(moments, spectrum) if given_penalty is None else given_penalty
+    df = 1 + (spectrum.values / (spectrum.values + penalty)).sum().item()
+    return spectrum.solve(moments.sxy, penalty).T, {"ridge": penalty, "df": df}
 
 
 def _least_gcv(moments: Moments, spectrum: Spectrum) -> float:
@@ -117,11 +117,11 @@ def _least_gcv(moments: Moments, spectrum: Spectrum) -> float:
     # Both differences are non-negative up to rounding. If X spans all rows, the residual of least squares is 0.
     spare = max(moments.n - 1 - spectrum.rank, 0)
     residual = max((moments.syy.trace() - explained.sum()).item(), 0.0) if spare else 0.0
-    least, most = math.log10(moments.dx * EPS), 3.0
-    grid = torch.logspace(least, most, round(10 * (most - least)) + 1, dtype=torch.float64, device=moments.device)
+    low, high = math.log10(moments.dx * EPS), 3.0
+    grid = torch.logspace(low, high, round(10 * (high - low)) + 1, dtype=torch.float64, device=moments.device)
     grid = (grid * spectrum.values[-1])[:, None]
-    left = grid / (spectrum.values + grid)
-    score = (residual + (left.square() * explained).sum(1)) / (spare + left.sum(1)).square()
+    unexplained = grid / (spectrum.values + grid)
+    score = (residual + (unexplained.square() * explained).sum(1)) / (spare + unexplained.sum(1)).square()
     return grid[score.argmin()].item()
 
 
@@ -203,10 +203,10 @@ class LowRank(ClosedFormMatcher):
         """Compute the map."""
         require(moments, moments.dx + 1)
         spectrum = Spectrum.of(moments, "x", self.rcond, moments.sxy)
-        most = min(spectrum.rank, moments.dy)
-        if self.rank > most:
+        max_rank = min(spectrum.rank, moments.dy)
+        if self.rank > max_rank:
             raise ValueError(
-                f"rank must be <= {most}, got {self.rank}: x has {moments.dx} features of numerical rank "
+                f"rank must be <= {max_rank}, got {self.rank}: x has {moments.dx} features of numerical rank "
                 f"{spectrum.rank} (at rcond {spectrum.rcond:.1e}), y has {moments.dy} features"
             )
         # A M_LS = U · fitted_values, with U the orthonormal left singular vectors of A: same right singular vectors.
@@ -259,15 +259,15 @@ class Lasso(ClosedFormMatcher):
         """Return the weights ``(dx, dy)``, and the number of sweeps over the features."""
         weight = torch.zeros_like(sxy)
         gradient = sxy.clone()  # negative gradient of the squared error: sxy - sxx · weight
-        used = [j for j, variance in enumerate(sxx.diagonal().tolist()) if variance > 0]
-        enough = self.tolerance * syy.trace() / 2
+        varying = [j for j, variance in enumerate(sxx.diagonal().tolist()) if variance > 0]
+        max_gap = self.tolerance * syy.trace() / 2
         for sweep in range(1, _SWEEPS + 1):
-            for j in used:
-                pull = gradient[j] + sxx[j, j] * weight[j]
-                new = pull.sign() * (pull.abs() - self.alpha).clamp(min=0) / sxx[j, j]
-                gradient -= torch.outer(sxx[:, j], new - weight[j])
-                weight[j] = new
-            if self._gap(weight, gradient, sxx, sxy, syy) <= enough:
+            for j in varying:
+                target = gradient[j] + sxx[j, j] * weight[j]
+                new_weights = target.sign() * (target.abs() - self.alpha).clamp(min=0) / sxx[j, j]
+                gradient -= torch.outer(sxx[:, j], new_weights - weight[j])
+                weight[j] = new_weights
+            if self._gap(weight, gradient, sxx, sxy, syy) <= max_gap:
                 return weight, sweep
         raise ArithmeticError(
             f"the lasso did not reach a duality gap of {self.tolerance:g} in {_SWEEPS} sweeps, because the features of "

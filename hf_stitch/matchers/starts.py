@@ -113,20 +113,20 @@ class LowRankResidual(ClosedFormMatcher):
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> LowRankResidualStitch:
         """Compute the map."""
         require(moments, 2)
-        common = Ridge(self.ridge).fit(moments, dtype)
+        ridge_stitch = Ridge(self.ridge).fit(moments, dtype)
         with torch.random.fork_rng():  # the random weights are replaced
             stitch = LowRankResidualStitch(moments.dx, moments.dy, self.rank, dtype)
         stitch.to(moments.device)
-        values, vectors = (part[..., -self.rank :] for part in torch.linalg.eigh(moments.sxx / moments.n))
+        values, vectors = (eigen[..., -self.rank :] for eigen in torch.linalg.eigh(moments.sxx / moments.n))
         # Directions of rounding errors stay small.
-        least = torch.clamp(
+        smallest = torch.clamp(
             (vectors.square() * rounding(moments, "x")[:, None]).sum(0) / moments.n, min=float(EPS * values[-1])
         )
-        stitch.down.copy_((vectors / torch.maximum(values, least).sqrt()).T)
-        stitch.weight.copy_(common.weight)
-        if common.bias is not None:
-            stitch.bias.copy_(common.bias)
-        stitch.fitted = common.fitted
+        stitch.down.copy_((vectors / torch.maximum(values, smallest).sqrt()).T)
+        stitch.weight.copy_(ridge_stitch.weight)
+        if ridge_stitch.bias is not None:
+            stitch.bias.copy_(ridge_stitch.bias)
+        stitch.fitted = ridge_stitch.fitted
         return stitch
 
 
@@ -173,15 +173,15 @@ class Attention(ClosedFormMatcher):
     def fit(self, moments: Moments, dtype: torch.dtype = torch.float32) -> AttentionStitch:
         """Compute the map."""
         require(moments, 2)
-        common = Ridge(self.ridge).fit(moments, dtype)
+        ridge_stitch = Ridge(self.ridge).fit(moments, dtype)
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)
             stitch = AttentionStitch(moments.dx, moments.dy, self.heads, self.width, self.causal, dtype)
         # The input of queries and keys has about unit variance for vectors of any length, without centring.
         stitch.read.div_((moments.sxx.trace() / (moments.n * moments.dx)).sqrt().to(dtype).cpu())
         stitch.to(moments.device)
-        stitch.weight.copy_(common.weight)
-        if common.bias is not None:
-            stitch.bias.copy_(common.bias)
-        stitch.fitted = common.fitted
+        stitch.weight.copy_(ridge_stitch.weight)
+        if ridge_stitch.bias is not None:
+            stitch.bias.copy_(ridge_stitch.bias)
+        stitch.fitted = ridge_stitch.fitted
         return stitch

@@ -10,7 +10,7 @@ from typing import TypeVar
 Kind = TypeVar("Kind", bound=type)
 Range = tuple[float, float]
 
-_SHAPE = ("orthogonal", "scaling", "permutation", "translation")
+_SHAPE = ("orthogonal", "scaling", "permutation", "translation")  # invariances that several metrics share
 _UNITS = ("scaling", "permutation", "translation")
 _ANGLES = ("orthogonal", "scaling", "permutation")
 
@@ -111,9 +111,9 @@ CATALOGUE = {
 def built_in(name: str) -> Callable[[Kind], Kind]:
     """Declare that a class is a built-in metric, with attributes from the catalogue."""
 
-    def declare(kind: Kind) -> Kind:
+    def declare(metric_class: Kind) -> Kind:
         for key, value in {**vars(CATALOGUE[name]), "name": name}.items():
-            setattr(kind, key, value)
-        return kind
+            setattr(metric_class, key, value)
+        return metric_class
 
     return declare

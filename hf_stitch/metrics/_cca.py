@@ -104,10 +104,10 @@ def pwcca(x: Tensor, y: Tensor, *, directions: Literal["paired", "all"] = "paire
 
 def _pwcca(moments: SecondMoments, *, directions: str = "paired") -> Tensor:
     check_variation("pwcca", moments)
-    of_x, of_y = _whitenings("pwcca", moments, "; use svcca")
-    left, correlations, _ = torch.linalg.svd(_whitened(moments, of_x, of_y), full_matrices=directions == "all")
+    map_x, map_y = _whitenings("pwcca", moments, "; use svcca")
+    left, correlations, _ = torch.linalg.svd(_whitened(moments, map_x, map_y), full_matrices=directions == "all")
     correlations = torch.cat([correlations, correlations.new_zeros(left.shape[1] - len(correlations))])
-    weights = _principal_basis(left.T @ of_x.whiten(moments.sxx), correlations).abs().sum(1)
+    weights = _principal_basis(left.T @ map_x.whiten(moments.sxx), correlations).abs().sum(1)
     return correlations @ weights / weights.sum()
 
 
@@ -214,31 +214,31 @@ class _Whitening(NamedTuple):
 def _whitenings(name: str, moments: SecondMoments, remedy: str, ridge: float = 0.0) -> list[_Whitening]:
     """Return the maps of both sides."""
 
-    def of(side: Side) -> _Whitening:
+    def whitening_of(side: Side) -> _Whitening:
         scatter = moments.sxx if side == "x" else moments.syy
         basis = None if ridge else independent(name, moments, side, remedy)
-        inner = scatter if basis is None else basis.T @ scatter @ basis
+        basis_scatter = scatter if basis is None else basis.T @ scatter @ basis
         # Unlike eigenvectors, a Cholesky factor has a finite gradient where eigenvalues coincide.
-        added = ridge * scatter.diagonal().mean() * torch.eye(len(inner)).to(scatter)
-        return _Whitening(torch.linalg.cholesky(inner + added), basis)
+        ridge_matrix = ridge * scatter.diagonal().mean() * torch.eye(len(basis_scatter)).to(scatter)
+        return _Whitening(torch.linalg.cholesky(basis_scatter + ridge_matrix), basis)
 
-    return [once(moments, "x", partial(of, "x")), once(moments, "y", partial(of, "y"))]
+    return [once(moments, "x", partial(whitening_of, "x")), once(moments, "y", partial(whitening_of, "y"))]
 
 
-def _whitened(moments: SecondMoments, of_x: _Whitening, of_y: _Whitening) -> Tensor:
+def _whitened(moments: SecondMoments, whitening_x: _Whitening, whitening_y: _Whitening) -> Tensor:
     """Return the co-moments of the whitened sides; their singular values are the canonical correlations."""
-    return of_y.whiten(of_x.whiten(moments.sxy).T).T
+    return whitening_y.whiten(whitening_x.whiten(moments.sxy).T).T
 
 
-def _principal_basis(parts: Tensor, correlations: Tensor) -> Tensor:
+def _principal_basis(projections: Tensor, correlations: Tensor) -> Tensor:
     """Choose the principal axes as the basis of directions with equal correlations."""
     starts = torch.cat([correlations.new_ones(1, dtype=torch.bool), -correlations.diff() > _EQUAL])
-    sizes = starts.nonzero()[:, 0].diff(append=torch.tensor([len(parts)], device=parts.device)).tolist()
-    return torch.cat([group if len(group) == 1 else _axes(group) for group in parts.split(sizes)])
+    sizes = starts.nonzero()[:, 0].diff(append=torch.tensor([len(projections)], device=projections.device)).tolist()
+    return torch.cat([group if len(group) == 1 else _axes(group) for group in projections.split(sizes)])
 
 
-def _axes(parts: Tensor) -> Tensor:
-    _, lengths, axes = torch.linalg.svd(parts, full_matrices=False)
+def _axes(projections: Tensor) -> Tensor:
+    _, lengths, axes = torch.linalg.svd(projections, full_matrices=False)
     return lengths[:, None] * axes
 
 

@@ -17,7 +17,7 @@ from hf_stitch.statistics.grams import HSIC, MinibatchGrams, unbiased_hsic
 from hf_stitch.statistics.layer_moments import LayerMoments
 from hf_stitch.statistics.spectrum import SecondMoments
 
-_LEAST_UNBIASED = 4
+_LEAST_UNBIASED = 4  # smallest number of rows for unbiased HSIC
 _UNBIASED = ", as the unbiased estimate of HSIC is undefined below"
 
 

@@ -52,14 +52,14 @@ class Neighbours(NamedTuple):
     def shared(self, second: Neighbours) -> Tensor:
         """Return ``(rows,)`` the number of neighbours of each row that are also neighbours in ``second``."""
         pairs, second_pairs = (side.of * side.rows + side.which for side in (self, second))
-        place = torch.searchsorted(pairs, second_pairs).clamp_(max=len(pairs) - 1)
-        both = torch.minimum(self.shares[place], second.shares) * (pairs[place] == second_pairs)
-        return both.new_zeros(self.rows).index_add_(0, second.of, both)
+        index = torch.searchsorted(pairs, second_pairs).clamp_(max=len(pairs) - 1)
+        overlap = torch.minimum(self.shares[index], second.shares) * (pairs[index] == second_pairs)
+        return overlap.new_zeros(self.rows).index_add_(0, second.of, overlap)
 
     def permuted(self, order: Tensor) -> Neighbours:
         """Renumber the rows."""
-        place = order.argsort()
-        return self._replace(of=place[self.of], which=place[self.which])
+        new_index = order.argsort()
+        return self._replace(of=new_index[self.of], which=new_index[self.which])
 
 
 class SharedNeighboursMetric(NeighboursMetric):
@@ -241,18 +241,18 @@ def neighbours(name: str, side: str, rows: Tensor, k: int, distance: Near) -> Ne
     """Find the k nearest neighbours of each row; rows that tie for the last places share them."""
     pairs, shares = [], []
     for row_ids, closeness in _closeness(name, side, rows, k, distance):
-        best, places = closeness.topk(k + 1)
+        best, indices = closeness.topk(k + 1)
         tied = best[:, k - 1] - best[:, k] <= TIED
-        pairs.append((row_ids[~tied, None] * len(rows) + places[~tied, :k]).flatten())
+        pairs.append((row_ids[~tied, None] * len(rows) + indices[~tied, :k]).flatten())
         shares.append(torch.ones_like(pairs[-1], dtype=rows.dtype))
         if tied.any():
-            above = closeness[tied] - best[tied, k - 1, None]
-            nearer, even = above > TIED, above.abs() <= TIED
-            left = (k - nearer.sum(1, keepdim=True)).to(rows)  # integers would divide in float32
-            share = nearer + even * left / even.sum(1, keepdim=True)
-            row, place = share.nonzero(as_tuple=True)
-            pairs.append(row_ids[tied][row] * len(rows) + place)
-            shares.append(share[row, place])
+            difference = closeness[tied] - best[tied, k - 1, None]
+            nearer, is_level = difference > TIED, difference.abs() <= TIED
+            open_places = (k - nearer.sum(1, keepdim=True)).to(rows)  # integers would divide in float32
+            share = nearer + is_level * open_places / is_level.sum(1, keepdim=True)
+            row, neighbour = share.nonzero(as_tuple=True)
+            pairs.append(row_ids[tied][row] * len(rows) + neighbour)
+            shares.append(share[row, neighbour])
     pair_ids, order = torch.cat(pairs).sort()
     return Neighbours(pair_ids // len(rows), pair_ids % len(rows), torch.cat(shares)[order], len(rows))
 
@@ -261,14 +261,14 @@ def nearest(name: str, side: str, rows: Tensor, k: int, distance: Near, *, ranke
     """Return ``(n, k)`` indices of the nearest rows in order; raise an error for ties at the last place (or any)."""
     indices = []
     for row_ids, closeness in _closeness(name, side, rows, k, distance):
-        best, places = closeness.topk(k + 1)
+        best, neighbour_indices = closeness.topk(k + 1)
         tied = (best[:, :-1] - best[:, 1:] <= TIED)[:, 0 if ranked else k - 1 :].any(1)
         if tied.any():
             raise ValueError(
                 f"{name}: several rows of {side} are equally near to row {int(row_ids[tied][0])}, so its {k} nearest "
                 "rows are undefined; drop duplicates on both sides, or change k"
             )
-        indices.append(places[:, :k])
+        indices.append(neighbour_indices[:, :k])
     return torch.cat(indices)
 
 

@@ -69,8 +69,8 @@ def _divergences(x: Tensor, y: Tensor, *, inputs: str) -> Tensor:
     p, q = (
         rows.softmax(1) if inputs == "logits" else _probabilities(side, rows) for side, rows in (("x", x), ("y", y))
     )
-    of_mean, of_p, of_q = (torch.special.entr(part).sum(1) for part in ((p + q) / 2, p, q))
-    return of_mean - (of_p + of_q) / 2
+    h_mean, h_p, h_q = (torch.special.entr(probabilities).sum(1) for probabilities in ((p + q) / 2, p, q))
+    return h_mean - (h_p + h_q) / 2
 
 
 def _probabilities(side: str, rows: Tensor) -> Tensor:

@@ -45,8 +45,8 @@ def linear_regression(
 
 
 def _linear_regression(moments: SecondMoments, *, center: bool, weight: Rows | None, bias: Rows | None) -> Tensor:
-    offset = 0 if center else moments.n
-    total = moments.syy.trace() + offset * moments.mean_y @ moments.mean_y
+    mean_weight = 0 if center else moments.n
+    total = moments.syy.trace() + mean_weight * moments.mean_y @ moments.mean_y
     if center:
         check_variation("linear_regression", moments)
     elif total == 0:
@@ -54,7 +54,7 @@ def _linear_regression(moments: SecondMoments, *, center: bool, weight: Rows | N
     if weight is None:
         if bias is not None:
             raise ValueError("linear_regression: bias requires weight; pass both, or neither to fit the map")
-        return _explained(moments, offset) / total
+        return _explained(moments, mean_weight) / total
     return 1 - _residual(moments, *_checked_map(moments, weight, bias)) / total
 
 
@@ -105,8 +105,8 @@ def direct_matching(x: Tensor, y: Tensor) -> Tensor:
 def _direct_matching(moments: SecondMoments) -> Tensor:
     check_count("direct_matching", moments.n, 2)
     check_widths("direct_matching", moments.mean_x, moments.mean_y)
-    same = torch.eye(len(moments.mean_y)).to(moments.sxy), torch.zeros_like(moments.mean_y)
-    return _relative(_residual(moments, *same), moments.syy.trace() + moments.n * moments.mean_y @ moments.mean_y)
+    identity = torch.eye(len(moments.mean_y)).to(moments.sxy), torch.zeros_like(moments.mean_y)
+    return _relative(_residual(moments, *identity), moments.syy.trace() + moments.n * moments.mean_y @ moments.mean_y)
 
 
 @built_in("direct_matching")
@@ -125,13 +125,13 @@ def _least_for_fit(width: int, center: bool) -> int:
     return width + (2 if center else 1)
 
 
-def _explained(moments: SecondMoments, offset: int) -> Tensor:
+def _explained(moments: SecondMoments, mean_weight: int) -> Tensor:
     """Compute ``‖X M‖²`` of the least-squares fit M: the part of Y in the span of X."""
     width = len(moments.mean_x)
-    least = _least_for_fit(width, center=not offset)
+    least = _least_for_fit(width, center=not mean_weight)
     check_count("linear_regression", moments.n, least, f": with n < {least}, a fit of {width} features explains any y")
-    sxx = moments.sxx + offset * torch.outer(moments.mean_x, moments.mean_x)
-    sxy = moments.sxy + offset * torch.outer(moments.mean_x, moments.mean_y)
+    sxx = moments.sxx + mean_weight * torch.outer(moments.mean_x, moments.mean_x)
+    sxy = moments.sxy + mean_weight * torch.outer(moments.mean_x, moments.mean_y)
     values, vectors = torch.linalg.eigh(sxx)
     significant = above_rounding(values, vectors, rounding(moments, "x"))
     if not significant.any():

@@ -90,10 +90,10 @@ def _centred_distances(side: str, rows: Tensor, distance: Distance, compare: str
 def _ranks(values: Tensor) -> Tensor:
     """Return ranks from 1; values that are equal up to rounding share the mean of their ranks."""
     ordered, order = values.sort()
-    new = ordered.diff(prepend=ordered[:1]) > TIED * ordered[-1].abs()
-    _, places, counts = new.cumsum(0).unique_consecutive(return_inverse=True, return_counts=True)
+    is_new = ordered.diff(prepend=ordered[:1]) > TIED * ordered[-1].abs()
+    _, rank_index, counts = is_new.cumsum(0).unique_consecutive(return_inverse=True, return_counts=True)
     ranks = torch.empty_like(values)
-    ranks[order] = (counts.cumsum(0) - (counts - 1) / 2).to(values)[places]
+    ranks[order] = (counts.cumsum(0) - (counts - 1) / 2).to(values)[rank_index]
     return ranks
 
 
@@ -129,8 +129,8 @@ def relative_cosine(x: Tensor, y: Tensor, *, center: bool = True) -> Tensor:
     x, y = directions("relative_cosine", "x", x), directions("relative_cosine", "y", y)
     to_x, to_y = Cosine().against(x), Cosine().against(y)
     cosines = [
-        torch.cosine_similarity(to_x(some_x), to_y(some_y), dim=1, eps=0.0)
-        for some_x, some_y in zip(x.split(_PAIRS), y.split(_PAIRS), strict=True)
+        torch.cosine_similarity(to_x(chunk_x), to_y(chunk_y), dim=1, eps=0.0)
+        for chunk_x, chunk_y in zip(x.split(_PAIRS), y.split(_PAIRS), strict=True)
     ]
     return torch.cat(cosines).mean()
 

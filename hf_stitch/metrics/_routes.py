@@ -95,9 +95,9 @@ class Route:
             case "rows":
                 return Cost(disk=work.bytes)
             case "minibatches":
-                size, both = min(self.options["size"], work.n), sum(work.distinct)
-                flops = work.n * size * (both / (8 / work.itemsize) + len(work.x) * len(work.y))
-                return Cost(flops=flops, kept=2 * size * both * work.itemsize + 8 * size**2 * len(work.distinct))
+                size, widths = min(self.options["size"], work.n), sum(work.distinct)
+                flops = work.n * size * (widths / (8 / work.itemsize) + len(work.x) * len(work.y))
+                return Cost(flops=flops, kept=2 * size * widths * work.itemsize + 8 * size**2 * len(work.distinct))
 
 
 class LayerError(ValueError):
@@ -176,14 +176,14 @@ def _alignment(hsic: HSIC) -> PairValues:
     undefined: dict[tuple[int, int], str] = {}
     shape = hsic.xy.shape
     for side, squares in (("x", hsic.xx), ("y", hsic.yy)):
-        for place, value in enumerate(squares.tolist()):
+        for layer, value in enumerate(squares.tolist()):
             if not math.isfinite(value):
                 reason = "products of its rows overflow their dtype; run the network in a wider dtype"
-                raise LayerError(f"HSIC with itself is {value:.1e}; {reason}", **{side: place})
+                raise LayerError(f"HSIC with itself is {value:.1e}; {reason}", **{side: layer})
             if value <= 0:
                 reason = "is the layer dead, or are there too few samples?"
                 reason = f"HSIC of {side} with itself is {value:.1e}; {reason}"
-                pairs = [(place, j) if side == "x" else (j, place) for j in range(shape[side == "x"])]
+                pairs = [(layer, j) if side == "x" else (j, layer) for j in range(shape[side == "x"])]
                 undefined |= dict.fromkeys(pairs, reason)
     values = (hsic.xy / torch.outer(hsic.xx.sqrt(), hsic.yy.sqrt())).cpu()
     for pair in undefined:

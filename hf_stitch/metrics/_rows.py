@@ -118,11 +118,11 @@ def _checked(name: str, side: str, rows: Rows) -> Tensor:
     if isinstance(rows, Tensor):
         values = rows
     else:  # torch supports floats up to float64, in native byte order
-        kind = rows.dtype.newbyteorder("=") if rows.dtype.itemsize <= 8 else np.float64
-        values = torch.from_numpy(np.ascontiguousarray(rows, kind))
-    finite = values.detach().isfinite().all(1)
-    if not finite.all():
-        row = int(finite.logical_not().nonzero()[0])
+        dtype = rows.dtype.newbyteorder("=") if rows.dtype.itemsize <= 8 else np.float64
+        values = torch.from_numpy(np.ascontiguousarray(rows, dtype))
+    is_finite = values.detach().isfinite().all(1)
+    if not is_finite.all():
+        row = int(is_finite.logical_not().nonzero()[0])
         raise ValueError(
             f"{name}: row {row} of {side} contains NaN or infinity; drop such rows (on both sides) or run the "
             "network in a wider dtype"
@@ -257,13 +257,13 @@ def directions(name: str, side: str, rows: Tensor, distance: Distance = "cosine"
     if distance == "correlation":
         lengths = rows.norm(dim=1)
         rows = rows - rows.mean(1, keepdim=True)
-        flat = rows.norm(dim=1) <= 8 * torch.finfo(rows.dtype).eps * lengths
+        zero = rows.norm(dim=1) <= 8 * torch.finfo(rows.dtype).eps * lengths
     else:
-        flat = rows.norm(dim=1) == 0
-    if flat.any():
+        zero = rows.norm(dim=1) == 0
+    if zero.any():
         problem = "constant" if distance == "correlation" else "zero"
         raise ValueError(
-            f"{name}: row {int(flat.nonzero()[0])} of {side} is {problem}, so its {distance} is undefined; drop the "
+            f"{name}: row {int(zero.nonzero()[0])} of {side} is {problem}, so its {distance} is undefined; drop the "
             "row on both sides, or choose another distance if the metric has this option"
         )
     return rows / rows.norm(dim=1, keepdim=True)

@@ -142,9 +142,9 @@ def _whitening(moments: SecondMoments, side: Side, alpha: float) -> Tensor:
     scatter = moments.sxx if side == "x" else moments.syy
     if alpha == 1:
         return torch.eye(len(scatter)).to(scatter)
-    independent("shape_distance", moments, side, "; set alpha=1")
+    independent("shape_distance", moments, side, "; set alpha=1")  # raises an error for too few rows
     values, vectors = torch.linalg.eigh(scatter)
     varies = above_rounding(values, vectors, rounding(moments, side))
-    partial = alpha + (1 - alpha) * torch.where(varies, values.abs().rsqrt(), 0)
-    partial = partial * (values.sum() / (values * partial.square()).sum()).sqrt()
-    return (vectors * partial) @ vectors.T
+    factors = alpha + (1 - alpha) * torch.where(varies, values.abs().rsqrt(), 0)
+    factors = factors * (values.sum() / (values * factors.square()).sum()).sqrt()
+    return (vectors * factors) @ vectors.T

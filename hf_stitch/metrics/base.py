@@ -69,11 +69,11 @@ class Metric(ABC):
     @property
     def label(self) -> str:
         """The name with all options that differ from their defaults: ``linear_cka(debiased=True)``."""
-        usual = defaults(self.function)
+        default_options = defaults(self.function)
         changed = [
             f"{key}={value}"
             for key, value in self.options.items()
-            if (type(value), value) != (type(usual[key]), usual[key])
+            if (type(value), value) != (type(default_options[key]), default_options[key])
         ]
         return self.name + (f"({', '.join(changed)})" if changed else "")
 
@@ -359,10 +359,10 @@ class MomentsMetric(ActivationMetric):
         return (from_moments(self.from_moments, self.symmetric), rows)
 
     def _prepared(self, side: Operand, rows: Tensor) -> Any:
-        turned = self._by_axes and {"orthogonal", "translation"} <= {*self.invariances}
-        turned = turned and not self.options.get("ridge")  # a ridge depends on the width
+        along_axes = self._by_axes and {"orthogonal", "translation"} <= {*self.invariances}
+        along_axes = along_axes and not self.options.get("ridge")  # a ridge depends on the width
         rows = rows if self._of_own_rows else rows.double()
-        moments = RowMoments.of_axes(rows) if turned else RowMoments(rows, rows)
+        moments = RowMoments.of_axes(rows) if along_axes else RowMoments(rows, rows)
         moments.kept = {side: {}}
         return moments
 
@@ -473,10 +473,10 @@ class MeanMetric(ActivationMetric):
 
 def activation_metric(metric: str | Mapping[str, Any] | Metric, **options: Any) -> ActivationMetric:
     """Build a metric of activations or outputs."""
-    built = registries.metrics.build(metric, **options)
-    if not isinstance(built, ActivationMetric):
+    instance = registries.metrics.build(metric, **options)
+    if not isinstance(instance, ActivationMetric):
         raise ValueError(
-            f"metric must compare activations, got {built.label}, which compares {built.statistic}; call "
+            f"metric must compare activations, got {instance.label}, which compares {instance.statistic}; call "
             "hf_stitch.compare or hf_stitch.compare_all with it, or its read and value"
         )
-    return built
+    return instance

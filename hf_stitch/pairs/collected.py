@@ -134,47 +134,47 @@ class CollectedPair(Collected):
     @torch.no_grad()
     def _collect(self) -> PairMoments:
         """Collect the moments of all pairs of layers."""
-        pair, run, state = self.pair, self.run, self._state
+        pair, run, checkpoint = self.pair, self.run, self._state
         check_moments_fit(pair)
-        moments, done = PairMoments(pair.cells, pair.pooling), None
+        moments, samples_done = PairMoments(pair.cells, pair.pooling), None
         last = len(self.samples.of_process(run))
-        if state is not None:
+        if checkpoint is not None:
 
             def restore(_: int, tensors: Mapping[str, Tensor]) -> None:
                 moments.load_state_dict(within("moments.", tensors))
 
-            position = state.load(torch.device("cpu"), range(sys.maxsize), restore)
-            done = None if position is None else min(position, last)
-        if done is None and run.processes.count > 1:
-            whole = self.samples.take(min(run.batch_size, len(self.samples)))
-            ((_, batch, twin),) = whole.batches(replace(run, progress=False, processes=ALONE), "fitting")
+            position = checkpoint.load(torch.device("cpu"), range(sys.maxsize), restore)
+            samples_done = None if position is None else min(position, last)
+        if samples_done is None and run.processes.count > 1:
+            few = self.samples.take(min(run.batch_size, len(self.samples)))
+            ((_, batch, twin),) = few.batches(replace(run, progress=False, processes=ALONE), "fitting")
             first = pair.run(batch, twin)
             moments.prepare(first.x, first.y)
-        for count, batch, twin in self.samples.batches(run, "fitting", done or 0):
+        for count, batch, twin in self.samples.batches(run, "fitting", samples_done or 0):
             outputs = pair.run(batch, twin)
             moments.update(outputs.x, outputs.y)
-            if state is not None and state.due(count == last):
-                state.save(count, {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()})
-        if state is not None:  # of this process, before all processes are combined
+            if checkpoint is not None and checkpoint.due(count == last):
+                checkpoint.save(count, {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()})
+        if checkpoint is not None:  # of this process, before all processes are combined
             self.sums = {f"moments.{key}": tensor for key, tensor in moments.state_dict().items()}
         return moments.all_reduce(run.processes)
 
     @torch.no_grad()
     def rows(self, cell: Cell) -> dict[str, Features]:
         """Return the paired rows of a pair of layers, in memory."""
-        collected: dict[str, Features] = {}
+        by_part: dict[str, Features] = {}
         for parts in self._batches(cell, self.run):
-            if not collected:
+            if not by_part:
                 count = min(self.run.batch_size, len(self.samples.of_process(self.run)))
-                size = sum(rows.nbytes for both in parts.values() for rows in both) * len(self.samples) // count
+                size = sum(rows.nbytes for sides in parts.values() for rows in sides) * len(self.samples) // count
                 cpu = torch.device("cpu")
                 check_fits("the rows of all samples", size, cpu, "use fewer samples, or a matcher of moments")
             for part, rows in parts.items():
-                collected.setdefault(part, Features()).update(*rows)
+                by_part.setdefault(part, Features()).update(*rows)
         if self.run.processes.accelerator is not None:
-            for features in collected.values():
+            for features in by_part.values():
                 features.all_reduce(self.run.processes.accelerator)
-        return collected
+        return by_part
 
     @torch.no_grad()
     def unpaired(self, cell: Cell) -> Rows | None:

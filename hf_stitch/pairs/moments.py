@@ -30,7 +30,7 @@ def check_moments_fit(pair: Pair) -> None:
     for a, b in pair.cells:
         dx, dy = part_widths(*pair.specs((a, b)), pair.pooling)["body"]
         sizes[a, b] = 8 * dx * dy
-        sizes[a, ""], sizes["", b] = 8 * dx**2, 8 * dy**2
+        sizes[a, ""], sizes["", b] = 8 * dx**2, 8 * dy**2  # of each layer with itself
     a, b = max(pair.cells, key=lambda cell: sizes[cell[0], ""] + sizes["", cell[1]])
     dx, dy = part_widths(*pair.specs((a, b)), pair.pooling)["body"]
     check_fits(
@@ -79,19 +79,21 @@ class PairMoments:
         if processes.count == 1:
             return self
         pairs = [(a, b) for b, partners in self._partners.items() for a in partners]
-        mine, total = self.state_dict(), list[_Group]()
+        state, total = self.state_dict(), list[_Group]()
         for rank in range(processes.count):
-            part = PairMoments(pairs, self.pooling)
-            part.load_state_dict(processes.from_rank(mine, rank))
-            total += [local for local in part._groups if not any(group.merge(local) for group in total)]
+            of_rank = PairMoments(pairs, self.pooling)
+            of_rank.load_state_dict(processes.from_rank(state, rank))
+            total += [
+                rank_group for rank_group in of_rank._groups if not any(group.merge(rank_group) for group in total)
+            ]
         self._groups = total
         return self
 
     def of(self, a: str, b: str) -> dict[str, Moments]:
         """Return the moments of a pair, by part of the stitching layer."""
         first, *others = (group.of(a, b) for group in self._groups if b in group.layers_b)
-        for further in others:
-            for part, moments in further.items():
+        for part_moments in others:
+            for part, moments in part_moments.items():
                 first[part].merge(moments)
         return first
 
@@ -108,11 +110,11 @@ class PairMoments:
         """Restore the sums of :meth:`state_dict`, on the device of its tensors."""
         layers = list(self._partners)
         for number in dict.fromkeys(key.partition(".")[0] for key in state):
-            of_group = within(f"{number}.", state)
-            group_layers = [layers[place] for place in of_group["layers_b"].tolist()]
-            form = _Form.from_tensor(self._partners[group_layers[0]], of_group["form"])
+            group_state = within(f"{number}.", state)
+            group_layers = [layers[index] for index in group_state["layers_b"].tolist()]
+            form = _Form.from_tensor(self._partners[group_layers[0]], group_state["form"])
             self._groups.append(_Group(form, group_layers))
-            self._groups[-1].load_state_dict(of_group)
+            self._groups[-1].load_state_dict(group_state)
         if missing := [b for b in layers if not any(b in group.layers_b for group in self._groups)]:
             raise ValueError(f"the moments of {', '.join(missing)} are missing")
 
@@ -156,14 +158,14 @@ class _Group:
         for a, grid in zip(form.layers_a, form.small, strict=True):
             if grid:
                 self.enlarged.setdefault(f"body of {grid[0]}x{grid[1]}", []).append(a)
-        self.others = [a for a, grid in zip(form.layers_a, form.small, strict=True) if not grid]
+        self.not_enlarged = [a for a, grid in zip(form.layers_a, form.small, strict=True) if not grid]
         self.sums: dict[str, Any] = {}  # LayerMoments of body and prefix, InterpolatedMoments of smaller grids
 
     def of(self, a: str, b: str) -> dict[str, Moments]:
         """Return the moments of a pair of layers, by part of the stitching layer."""
         j = self.layers_b.index(b)
-        if a in self.others:
-            moments = {"body": self.sums["body"].moments(self.others.index(a), j)}
+        if a in self.not_enlarged:
+            moments = {"body": self.sums["body"].moments(self.not_enlarged.index(a), j)}
         else:
             part = next(part for part, layers in self.enlarged.items() if a in layers)
             target_moments = self.sums["body"].moments(0, j)
@@ -192,25 +194,25 @@ class _Group:
 
     def update(self, x: Mapping[str, Representation], y: Mapping[str, Representation], pooling: Pooling) -> None:
         """Add a batch. Rows of a layer do not depend on its partner in the group, so one partner is enough."""
-        a, first = self.form.layers_a[0], y[self.layers_b[0]]
+        a, target = self.form.layers_a[0], y[self.layers_b[0]]
         target_rows = [y[b].positions() for b in self.layers_b] if self.enlarged else []
         for part, layers in self.enlarged.items():
             rows = [x[layer].positions().to(target_rows[0].device) for layer in layers]
             if part not in self.sums:
-                small, large = x[layers[0]].grid, first.grid
+                small, large = x[layers[0]].grid, target.grid
                 assert small is not None and large is not None
                 self.sums[part] = InterpolatedMoments(_origins(rows), _origins(target_rows), small, large)
             self.sums[part].update(rows, target_rows)
-        if self.others:
-            pairs = [paired_rows(x[layer], first, pooling)["body"] for layer in self.others]
-            others = [paired_rows(x[self.others[0]], y[b], pooling)["body"] for b in self.layers_b[1:]]
-            self._update("body", [of_y for _, of_y in (pairs[0], *others)], [of_x for of_x, _ in pairs])
+        if self.not_enlarged:
+            pairs = [paired_rows(x[layer], target, pooling)["body"] for layer in self.not_enlarged]
+            others = [paired_rows(x[self.not_enlarged[0]], y[b], pooling)["body"] for b in self.layers_b[1:]]
+            self._update("body", [ys for _, ys in (pairs[0], *others)], [xs for xs, _ in pairs])
         else:
             self._update("body", [rows.flatten(0, 1) for rows in target_rows])
-        if "prefix" in part_widths(x[a].spec, first.spec, pooling):
-            pairs = [paired_prefix(x[layer], first) for layer in self.form.layers_a]
+        if "prefix" in part_widths(x[a].spec, target.spec, pooling):
+            pairs = [paired_prefix(x[layer], target) for layer in self.form.layers_a]
             others = [paired_prefix(x[a], y[b]) for b in self.layers_b[1:]]
-            self._update("prefix", [of_y for _, of_y in (pairs[0], *others)], [of_x for of_x, _ in pairs])
+            self._update("prefix", [ys for _, ys in (pairs[0], *others)], [xs for xs, _ in pairs])
 
     def _update(self, part: str, y: list[Tensor], x: list[Tensor] | None = None) -> None:
         sides = [y] if x is None else [[rows.to(y[0].device) for rows in x], y]
@@ -225,14 +227,14 @@ class _Group:
             for part, statistic in self.sums.items()
             for key, tensor in statistic.state_dict().items()
         }
-        places = torch.tensor([layers.index(b) for b in self.layers_b])
-        return {"form": self.form.to_tensor(), "layers_b": places, **sums}
+        indices = torch.tensor([layers.index(b) for b in self.layers_b])
+        return {"form": self.form.to_tensor(), "layers_b": indices, **sums}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore the sums."""
         for part in dict.fromkeys(key.partition(".")[0] for key in state if "." in key):
-            kind = InterpolatedMoments if part in self.enlarged else LayerMoments
-            self.sums[part] = kind.from_state_dict(within(f"{part}.", state))
+            statistic_class = InterpolatedMoments if part in self.enlarged else LayerMoments
+            self.sums[part] = statistic_class.from_state_dict(within(f"{part}.", state))
 
 
 def _saves_work(x: Representation, y: Representation) -> bool:

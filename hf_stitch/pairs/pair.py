@@ -30,7 +30,7 @@ class Ran(NamedTuple):
     """Outputs of one network for a batch."""
 
     inputs: Mapping[str, Any]
-    found: Mapping[str, Representation]  # by layer
+    activations: Mapping[str, Representation]  # by layer
     output: Any  # of the whole network; None after a partial run
 
 
@@ -101,17 +101,17 @@ class Pair:
 
     def at(self, cells: Iterable[Cell]) -> Self:
         """Return the pair with these pairs of layers, verified as cuts."""
-        chosen = tuple(dict.fromkeys(cells))
-        for la, lb in chosen:
-            self.source.cut(la)
+        distinct = tuple(dict.fromkeys(cells))
+        for la, lb in distinct:
+            self.source.cut(la)  # raises an error if the layer is not a cut
             self.target.cut(lb)
-        return replace(self, cells=chosen)
+        return replace(self, cells=distinct)
 
     def over(self, layers_a: Iterable[str] | None, layers_b: Iterable[str] | None) -> Self:
         """Return the pair with all pairs of the layers of both networks, by default all cuts."""
-        of_a = layer_names("layers_a", self.source.layers if layers_a is None else layers_a)
-        of_b = layer_names("layers_b", self.target.layers if layers_b is None else layers_b)
-        return self.at((a, b) for b in of_b for a in of_a)
+        names_a = layer_names("layers_a", self.source.layers if layers_a is None else layers_a)
+        names_b = layer_names("layers_b", self.target.layers if layers_b is None else layers_b)
+        return self.at((a, b) for b in names_b for a in names_a)
 
     @property
     def layers_a(self) -> tuple[str, ...]:
@@ -126,8 +126,8 @@ class Pair:
     @property
     def record(self) -> dict[str, Any]:
         """Pooling, alignment and task settings as JSON values for a recipe."""
-        aligned = {} if self.align == "tokens" else {"align": self.align, "own": self.source.embedding_width > 0}
-        return {"pooling": self.pooling, **aligned, **task_named(self.task).record}
+        alignment = {} if self.align == "tokens" else {"align": self.align, "own": self.source.embedding_width > 0}
+        return {"pooling": self.pooling, **alignment, **task_named(self.task).record}
 
     @property
     def hashes(self) -> dict[str, Any]:
@@ -156,7 +156,9 @@ class Pair:
         ran_source, twin = self.run_source(batch, complete=complete), twin or batch
         inputs = task_named(self.task).inputs(self.target, twin.samples)
         ran_target = run_to(self.target, inputs, self.layers_b, twin, "target", complete=complete)
-        return Outputs(ran_target.inputs, ran_source.found, ran_target.found, ran_source.output, ran_target.output)
+        return Outputs(
+            ran_target.inputs, ran_source.activations, ran_target.activations, ran_source.output, ran_target.output
+        )
 
     def run_source(self, batch: Batch, *, complete: bool) -> Ran:
         """Run the source once on a batch, as :meth:`run` does."""
@@ -165,8 +167,8 @@ class Pair:
 
     def finish(self, mapped: Representation, layer: str, like: Representation) -> Any:
         """Run the target from a layer on mapped activations, with the dtype and context of ``like``."""
-        beside = like.context if self.target.interface.beside else {}
-        return self.target.decode(mapped.replace(values=mapped.values.to(like.values.dtype), context=beside), layer)
+        context = like.context if self.target.interface.beside else {}
+        return self.target.decode(mapped.replace(values=mapped.values.to(like.values.dtype), context=context), layer)
 
     @torch.no_grad()
     def rehearse(self, train: PairedSamples, test: Samples) -> None:
@@ -228,9 +230,9 @@ def check_finite(activations: Mapping[str, Representation], batch: Batch, of: st
     """Raise an error if activations of layers are not finite, except at padding; it names the first sample."""
     if all_set([finite(representation.values) for representation in activations.values()]):
         return
-    for name, one in activations.items():
-        real = one.values if one.mask is None else torch.where(one.mask[..., None], one.values, 0)
-        bad = ~torch.isfinite(real).flatten(1).all(1)
+    for name, x in activations.items():
+        values = x.values if x.mask is None else torch.where(x.mask[..., None], x.values, 0)
+        bad = ~torch.isfinite(values).flatten(1).all(1)
         if bool(bad.any()):
             raise ValueError(
                 f"layer {name!r}{of} is NaN or infinite for {int(bad.sum())} samples of a batch of {len(batch.ids)}; "

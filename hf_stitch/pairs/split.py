@@ -49,7 +49,7 @@ class Split:
             raise ValueError("paired_data is split together with data; remove test_data")
         if test_size is not None and test_data is not None:
             raise ValueError("test_size and test_data cannot be combined; remove one")
-        sides = None if unpaired is None else _unpaired(unpaired)
+        unpaired_samples = None if unpaired is None else _unpaired(unpaired)
         pairs = PairedSamples.of(data, paired_data)
         record: dict[str, Any] = {"data": pairs.a.fingerprint}
         if pairs.differ:
@@ -63,16 +63,16 @@ class Split:
             held_out = PairedSamples.of(test_data)
             record["test_data"] = held_out.a.fingerprint
             train, test = samples, _numbered(held_out, pair)
-        if sides is not None:
-            record["unpaired"] = [side.fingerprint for side in sides]
-        for part in (train.a, test.a, *(sides or ())[:1]):
-            pair.source.check_lengths(part)
-        return cls(train, test, sides, {**record, "samples": len(train)})
+        if unpaired_samples is not None:
+            record["unpaired"] = [side.fingerprint for side in unpaired_samples]
+        for side_samples in (train.a, test.a, *(unpaired_samples or ())[:1]):
+            pair.source.check_lengths(side_samples)
+        return cls(train, test, unpaired_samples, {**record, "samples": len(train)})
 
 
 def _numbered(samples: PairedSamples, pair: Pair) -> PairedSamples:
-    numbered = task_named(pair.task).numbered(samples.a, getattr(pair.target.model, "config", None))
-    return samples.with_first(numbered)
+    first_samples = task_named(pair.task).numbered(samples.a, getattr(pair.target.model, "config", None))
+    return samples.with_first(first_samples)
 
 
 def _unpaired(data: tuple[Any, Any]) -> tuple[Samples, Samples]:

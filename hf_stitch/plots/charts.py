@@ -61,16 +61,16 @@ def curves(
 
     if not series or not all(series.values()):
         raise ValueError("series must contain at least one point for each name, got none")
-    kinds = {name: (name, "") for name in series} if split is None else {name: split[name] for name in series}
-    colours, dashes = (list(dict.fromkeys(kind[place] for kind in kinds.values())) for place in (0, 1))
+    texts_of = {name: (name, "") for name in series} if split is None else {name: split[name] for name in series}
+    colours, dashes = (list(dict.fromkeys(texts[index] for texts in texts_of.values())) for index in (0, 1))
     if len(dashes) > MOST_KINDS:
         raise ValueError(f"at most {MOST_KINDS} kinds of dashes can be distinguished, got {', '.join(dashes)}")
     coloured = len(colours) <= len(PALETTE)
     figure = Figure(figsize=(6.0, 3.6), layout="constrained")
     axes = figure.add_subplot()
     for name, points in series.items():
-        place, dash = colours.index(kinds[name][0]), DASHES[dashes.index(kinds[name][1])]
-        colour, marker = (PALETTE[place], MARKERS[place]) if coloured else (COLOUR, "o")
+        index, dash = colours.index(texts_of[name][0]), DASHES[dashes.index(texts_of[name][1])]
+        colour, marker = (PALETTE[index], MARKERS[index]) if coloured else (COLOUR, "o")
         xs = np.array(sorted(points), np.float64)
         values, lows, highs = np.array([points[x] for x in sorted(points)], np.float64).T
         style: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dash, "markersize": 4}
@@ -151,14 +151,14 @@ def interval_panels(panels: Mapping[str, Mapping[str, tuple[float, float, float]
 
 def _draw(axes: Axes, scores: list[tuple[float, float, float]]) -> None:
     values, lows, highs = np.array(scores, np.float64).T
-    places = np.arange(len(scores))
-    axes.hlines(places, lows, highs, color=COLOUR, linewidth=3, alpha=0.45)
-    axes.plot(values, places, "o", color=COLOUR, markersize=7)
-    for place, value, high in zip(places, values, highs, strict=True):
+    rows = np.arange(len(scores))
+    axes.hlines(rows, lows, highs, color=COLOUR, linewidth=3, alpha=0.45)
+    axes.plot(values, rows, "o", color=COLOUR, markersize=7)
+    for row, value, high in zip(rows, values, highs, strict=True):
         if np.isfinite(value):
             end = high if np.isfinite(high) else value
             axes.annotate(
-                f"{value:.3f}", (max(value, end), place), (8, 0), textcoords="offset points", va="center", fontsize=9
+                f"{value:.3f}", (max(value, end), row), (8, 0), textcoords="offset points", va="center", fontsize=9
             )
     axes.margins(x=0.12)
     axes.grid(axis="x", alpha=0.25)

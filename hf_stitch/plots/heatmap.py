@@ -69,7 +69,7 @@ def heatmap(
     matrix = np.asarray(values, np.float64)
     if np.isinf(matrix).any():
         raise ValueError("values must be finite, or NaN where undefined; got infinities")
-    frames, starry = (_flags(name, flags, matrix) for name, flags in (("marked", marked), ("starred", starred)))
+    is_framed, is_starred = (_flags(name, flags, matrix) for name, flags in (("marked", marked), ("starred", starred)))
     if np.isnan(matrix).all():  # a colour bar without colours has no ends
         low, high = (0, 1) if low is None or high is None else (low, high)
     figure = Figure(figsize=_size(row_labels, column_labels), layout="constrained") if part is None else part
@@ -87,13 +87,13 @@ def heatmap(
     axes.set_xlabel(column_title)
     axes.set_ylabel(row_title)
     if matrix.shape[1] <= MOST_COLUMNS:
-        _write_numbers(axes, matrix, image, starry)
-    elif starry.any():
-        rows, columns = np.nonzero(starry)
+        _write_numbers(axes, matrix, image, is_starred)
+    elif is_starred.any():
+        rows, columns = np.nonzero(is_starred)
         axes.plot(columns, rows, "*", color="white", markeredgecolor="black", markersize=7, linestyle="none")
-    for row, column in np.argwhere(frames):
+    for row, column in np.argwhere(is_framed):
         axes.add_patch(_frame((column - 0.46, row - 0.44), 0.92, 0.88))
-    _add_legend(figure, marks if frames.any() else "", stars if starred is not None else "")
+    _add_legend(figure, marks if is_framed.any() else "", stars if starred is not None else "")
     figure.colorbar(image, label=label).outline.set_visible(False)
     figure.suptitle(title, fontsize="large")
     return figure.figure
@@ -115,10 +115,10 @@ def heatmaps(panels: Sequence[Mapping[str, Any]]) -> Figure:
     sizes = [_size(panel["row_labels"], panel["column_labels"]) for panel in panels]
     widths, heights = zip(*sizes, strict=True)
     figure = Figure(figsize=(sum(widths), max(heights)), layout="constrained")
-    for part, panel in zip(
+    for subfigure, panel in zip(
         figure.subfigures(1, len(panels), squeeze=False, width_ratios=widths)[0], panels, strict=True
     ):
-        heatmap(**panel, part=part)
+        heatmap(**panel, part=subfigure)
     return figure
 
 

@@ -30,7 +30,7 @@ from hf_stitch.storage.files import decoding, digest, load_whole, replacing
 
 CONFIG = "anchors.json"
 WEIGHTS = "anchors.safetensors"
-FORMAT = 2
+FORMAT = 2  # version of the format of the files
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,11 +146,11 @@ class AnchorSet:
         processes = Processes.of(None)
         run = Run(batch_size, progress=progress, processes=processes)
         with processes.together("encode"):
-            encoded = record(
+            vectors = record(
                 samples, run, "encoding anchors", lambda batch: {"": _vectors(adapter, layer, pooling, batch)},
                 f"the representations of {len(samples):,} anchors", "use fewer anchors, or another pooling",
             )  # fmt: skip
-        return self.add(encoded[""], reference, layer, pooling)
+        return self.add(vectors[""], reference, layer, pooling)
 
     @checked
     def add(self, values: Tensor, reference: ModelReference, layer: str, pooling: Pooling = "mean") -> AnchorSet:
@@ -164,20 +164,20 @@ class AnchorSet:
         """
         if len(values) != len(self):
             raise ValueError(f"{len(self)} anchors require one representation each, got {len(values)}")
-        added = EncodedAnchors(values.detach().clone(), reference, layer, pooling)
+        encoding = EncodedAnchors(values.detach().clone(), reference, layer, pooling)
         try:
             check_anchors(values)
         except ValueError as error:
-            raise ValueError(f"{added}: {error} (anchor 0 is sample {self.ids[0]!r})") from error
+            raise ValueError(f"{encoding}: {error} (anchor 0 is sample {self.ids[0]!r})") from error
         if self._find(reference, layer, pooling):
-            raise ValueError(f"{added} is already in this set")
-        return dataclasses.replace(self, encoded=(*self.encoded, added))
+            raise ValueError(f"{encoding} is already in this set")
+        return dataclasses.replace(self, encoded=(*self.encoded, encoding))
 
     def merge(self, other: AnchorSet) -> AnchorSet:
         """Return this set with the additional representations of another set of the same anchors."""
         self.check_same(other)
-        added = (new for new in other.encoded if not self._find(new.reference, new.layer, new.pooling))
-        return dataclasses.replace(self, encoded=(*self.encoded, *added))
+        encodings = (new for new in other.encoded if not self._find(new.reference, new.layer, new.pooling))
+        return dataclasses.replace(self, encoded=(*self.encoded, *encodings))
 
     @checked
     def has(self, model: Adapter | ModelReference, layer: str, pooling: Pooling = "mean") -> bool:
@@ -322,9 +322,9 @@ def _vectors(adapter: Adapter, layer: str, pooling: Pooling, batch: Batch) -> Te
 
 def _check_matches(encoded: EncodedAnchors, vectors: Tensor) -> None:
     """Raise an error unless an encoder returns the stored vectors of the first anchors, up to rounding error."""
-    stored = encoded.values[: len(vectors)].cpu().double()
-    distance = (vectors.double() - stored).norm() if vectors.shape == stored.shape else torch.inf
-    if not distance <= max(1e-2, math.sqrt(torch.finfo(encoded.values.dtype).eps)) * stored.norm():
+    expected = encoded.values[: len(vectors)].cpu().double()
+    distance = (vectors.double() - expected).norm() if vectors.shape == expected.shape else torch.inf
+    if not distance <= max(1e-2, math.sqrt(torch.finfo(encoded.values.dtype).eps)) * expected.norm():
         raise ValueError(
             f"this encoder has the weights of {encoded} in this set, but returns different representations: something "
             "outside its record differs, such as user code. Encode a new set with it, AnchorSet.of(samples)"
@@ -349,7 +349,7 @@ NEAR = 0.1
 """Samples are near-duplicates if their distance is below this share of the median distance. On CIFAR-10 and
 Fashion-MNIST, different images have larger distances, and images that differ in one pixel smaller ones."""
 
-_ROWS = 512
+_ROWS = 512  # samples that are compared at a time
 
 
 def warn_of_near_duplicates(samples: Samples) -> None:
@@ -361,17 +361,17 @@ def warn_of_near_duplicates(samples: Samples) -> None:
     rows = _rows(samples)
     if rows is None or len(rows) < 3:
         return
-    distances = [torch.cdist(part, rows) for part in rows.split(_ROWS)]
+    distances = [torch.cdist(chunk, rows) for chunk in rows.split(_ROWS)]
     median = distances[0].flatten()[:: max(1, distances[0].numel() // 100_000)].median()
-    nearest = torch.cat([part.topk(2, dim=1, largest=False).values[:, 1] for part in distances])
-    first = int(nearest.argmin())
-    if not nearest[first] < NEAR * median:
+    nearest = torch.cat([chunk.topk(2, dim=1, largest=False).values[:, 1] for chunk in distances])
+    index = int(nearest.argmin())
+    if not nearest[index] < NEAR * median:
         return
-    distances_of_first = torch.cdist(rows[first : first + 1], rows)[0]
-    distances_of_first[first] = torch.inf
+    to_index = torch.cdist(rows[index : index + 1], rows)[0]
+    to_index[index] = torch.inf
     warn(
-        f"anchors {samples.ids[first]!r} and {samples.ids[int(distances_of_first.argmin())]!r} are nearly the same "
-        f"sample (their distance is {float(nearest[first] / median):.1%} of the median); replace one of them"
+        f"anchors {samples.ids[index]!r} and {samples.ids[int(to_index.argmin())]!r} are nearly the same "
+        f"sample (their distance is {float(nearest[index] / median):.1%} of the median); replace one of them"
     )
 
 
@@ -382,8 +382,8 @@ def _rows(samples: Samples) -> Tensor | None:
     rows = [_values(sample) for batch in samples.batches(_ROWS) for sample in batch.samples]
     if len({row.shape for row in rows}) > 1 or rows[0].size < FEWEST:
         return None
-    stacked = torch.from_numpy(np.stack(rows))
-    return stacked if bool(stacked.isfinite().all()) else None
+    matrix = torch.from_numpy(np.stack(rows))
+    return matrix if bool(matrix.isfinite().all()) else None
 
 
 def _values(sample: Any) -> np.ndarray[Any, Any]:

@@ -60,7 +60,7 @@ def nearest(
         count = _search_rows(computable(queries), rows, similarity, neighbours)
     if count < k:
         raise ValueError(f"k must be at most the number of rows, got k={k} and {count} rows; lower k or pass more rows")
-    return neighbours.closeness, neighbours.places
+    return neighbours.closeness, neighbours.indices
 
 
 def _search_rows(
@@ -98,15 +98,15 @@ class _Neighbours:
         self.k, self.largest = k, largest
         self.worst = -math.inf if largest else math.inf
         self.closeness = like.new_full((count, k), self.worst)
-        self.places = torch.zeros(count, k, dtype=torch.int64, device=like.device)
+        self.indices = torch.zeros(count, k, dtype=torch.int64, device=like.device)
 
-    def update(self, start: int, values: Tensor, first: int) -> None:
+    def update(self, start: int, values: Tensor, offset: int) -> None:
         """Compare queries with more rows; most rows are farther than the current k-th neighbour, and are skipped."""
-        part = slice(start, start + len(values))
-        closeness, places = self.closeness[part], self.places[part]
+        queries = slice(start, start + len(values))
+        closeness, neighbour_rows = self.closeness[queries], self.indices[queries]
         if bool((closeness[:, -1] == self.worst).any()):  # fewer than k so far
             best, indices = values.topk(min(self.k, values.shape[1]), dim=1, largest=self.largest)
-            indices += first
+            indices += offset
         else:
             bound = closeness[:, -1:]
             query, row = self._nearer(values, bound)
@@ -116,10 +116,10 @@ class _Neighbours:
             rank = torch.arange(len(query), device=query.device) - (count.cumsum(0) - count)[query]
             best = values.new_full((len(values), int(count.max())), self.worst)
             indices = torch.zeros_like(best, dtype=torch.int64)
-            best[query, rank], indices[query, rank] = values[query, row], row + first
-        best, indices = torch.cat([closeness, best], 1), torch.cat([places, indices], 1)
-        self.closeness[part], order = best.topk(self.k, dim=1, largest=self.largest)
-        self.places[part] = indices.gather(1, order)
+            best[query, rank], indices[query, rank] = values[query, row], row + offset
+        best, indices = torch.cat([closeness, best], 1), torch.cat([neighbour_rows, indices], 1)
+        self.closeness[queries], order = best.topk(self.k, dim=1, largest=self.largest)
+        self.indices[queries] = indices.gather(1, order)
 
     def _nearer(self, values: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
         """Return the query and row indices, ordered by query, of values nearer than the bound of the query."""
@@ -133,15 +133,15 @@ class _Neighbours:
 def _true(mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return row and column indices of the true values of a sparse mask: ``nonzero``, eight values at a time."""
     flat = mask.flatten()
-    aligned = len(flat) // WORD * WORD
-    words = flat[:aligned].view(torch.int64).nonzero()[:, 0]
-    word, inside = flat[:aligned].view(-1, WORD)[words].nonzero(as_tuple=True)
-    positions = torch.cat([words[word] * WORD + inside, aligned + flat[aligned:].nonzero()[:, 0]])
+    whole_words = len(flat) // WORD * WORD
+    words = flat[:whole_words].view(torch.int64).nonzero()[:, 0]
+    word, byte = flat[:whole_words].view(-1, WORD)[words].nonzero(as_tuple=True)
+    positions = torch.cat([words[word] * WORD + byte, whole_words + flat[whole_words:].nonzero()[:, 0]])
     return positions // mask.shape[1], positions % mask.shape[1]
 
 
 def _check_finite(label: str, rows: Tensor, offset: int) -> None:
-    finite = rows.isfinite().all(1)
-    if not finite.all():
-        index = offset + int(finite.logical_not().nonzero()[0])
+    is_finite = rows.isfinite().all(1)
+    if not is_finite.all():
+        index = offset + int(is_finite.logical_not().nonzero()[0])
         raise ValueError(f"{label} {index} contains NaN or infinity; drop it")

@@ -97,14 +97,14 @@ class RelativeProjection(Stitch):
         aggregate: Aggregate = "concatenate",
         dtype: torch.dtype | str = torch.float32,
     ) -> None:
-        listed = [similarities] if isinstance(similarities, str | Similarity | Mapping) else list(similarities)
-        if not listed:
+        similarity_list = [similarities] if isinstance(similarities, str | Similarity | Mapping) else list(similarities)
+        if not similarity_list:
             raise ValueError("a relative projection requires at least one similarity, got none")
         if in_features % subspaces:
             raise ValueError(f"subspaces must divide the {in_features} features, got {subspaces}")
-        spaces = len(listed) * subspaces
+        spaces = len(similarity_list) * subspaces
         super().__init__(in_features, anchors * (spaces if aggregate == "concatenate" else 1))
-        self.similarities = tuple(registries.similarities.build(similarity) for similarity in listed)
+        self.similarities = tuple(registries.similarities.build(similarity) for similarity in similarity_list)
         self.center, self.feature_step, self.similarity_step = center, feature_step, similarity_step
         self.normalise, self.subspaces, self.aggregate = normalise, subspaces, aggregate
         self.register_buffer("anchors", torch.zeros(anchors, in_features, dtype=as_dtype(dtype)))
@@ -215,11 +215,11 @@ class RelativeProjection(Stitch):
         with torch.no_grad():
             project = self._bind(self.anchors.dtype)
         for start in range(0, len(rows), chunk):
-            part = rows[start : start + chunk]
+            chunk_rows = rows[start : start + chunk]
             # Copy, because torch does not support read-only arrays.
-            part = part if isinstance(part, Tensor) else torch.from_numpy(np.array(part))
+            chunk_rows = chunk_rows if isinstance(chunk_rows, Tensor) else torch.from_numpy(np.array(chunk_rows))
             with torch.no_grad():
-                yield project(part.to(self.anchors))
+                yield project(chunk_rows.to(self.anchors))
 
     def config(self) -> dict[str, Any]:
         """Return the constructor arguments as JSON values."""
@@ -247,17 +247,19 @@ class RelativeProjection(Stitch):
         anchors = self.anchors.to(torch.promote_types(dtype, torch.float32))
         mean = anchors.mean(0) if self.center else 0.0
 
-        def parts(rows: Tensor) -> Sequence[Tensor]:
+        def subspaces_of(rows: Tensor) -> Sequence[Tensor]:
             return _round(rows - mean, self.feature_step).chunk(self.subspaces, dim=1)
 
-        bound = [[similarity.against(part) for part in parts(anchors)] for similarity in self.similarities]
+        bound_similarities = [
+            [similarity.against(subspace) for subspace in subspaces_of(anchors)] for similarity in self.similarities
+        ]
 
         def project(rows: Tensor) -> Tensor:
-            cut = parts(computable(rows))
+            subspaces = subspaces_of(computable(rows))
             spaces = [
-                self._normalised(_round(space(part), self.similarity_step))
-                for similarity in bound
-                for space, part in zip(similarity, cut, strict=True)
+                self._normalised(_round(space(subspace), self.similarity_step))
+                for similarity in bound_similarities
+                for space, subspace in zip(similarity, subspaces, strict=True)
             ]
             if self.aggregate == "concatenate":
                 return torch.cat(spaces, 1).to(dtype)
@@ -288,10 +290,10 @@ def check_anchors(anchors: Tensor) -> None:
         raise ValueError("a relative representation requires several anchors, got 1")
     if len(anchors) == 2:
         warn("2 anchors describe a vector by two numbers; use at least as many as the features have dimensions")
-    finite = anchors.isfinite().all(1)
-    if not finite.all():
+    is_finite = anchors.isfinite().all(1)
+    if not is_finite.all():
         raise ValueError(
-            f"anchor {int(finite.logical_not().nonzero()[0])} contains NaN or infinity; choose another sample"
+            f"anchor {int(is_finite.logical_not().nonzero()[0])} contains NaN or infinity; choose another sample"
         )
     repeated = _repeated(computable(anchors.detach()))
     if 0 < len(repeated) == len(anchors) - 1:
@@ -315,8 +317,8 @@ def _repeated(rows: Tensor) -> dict[int, int]:
     repeated: dict[int, int] = {}
     for shift in range(1, min(_NEARBY + 1, len(rows))):
         a, b = order[:-shift], order[shift:]
-        alike = (rows[a] - rows[b]).norm(dim=1) <= torch.maximum(tolerance[a], tolerance[b])
-        for first, second in zip(a[alike].tolist(), b[alike].tolist(), strict=True):
+        is_equal = (rows[a] - rows[b]).norm(dim=1) <= torch.maximum(tolerance[a], tolerance[b])
+        for first, second in zip(a[is_equal].tolist(), b[is_equal].tolist(), strict=True):
             repeated.setdefault(second, first)
     return repeated
 

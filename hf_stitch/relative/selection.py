@@ -133,13 +133,13 @@ class Stratified(Selection):
         for index, label in enumerate(samples.labels or ()):
             strata.setdefault(label, []).append(index)
         classes = [strata[label] for label in sorted(strata)]
-        quotas = apportion(count, [len(places) for places in classes])
-        chosen = [
+        quotas = apportion(count, [len(members) for members in classes])
+        indices = [
             index
-            for places, quota in zip(classes, quotas, strict=True)
-            for index in _shuffled(samples, places, self.seed)[:quota]
+            for members, quota in zip(classes, quotas, strict=True)
+            for index in _shuffled(samples, members, self.seed)[:quota]
         ]
-        return _shuffled(samples, chosen, self.seed)
+        return _shuffled(samples, indices, self.seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,18 +158,18 @@ class FarthestPoint(Selection):
     def select(self, samples: Samples, count: int, features: Tensor | None) -> Sequence[int]:
         """Select the anchors, by Euclidean distance."""
         assert features is not None
-        chosen = _shuffled(samples, range(len(samples)), self.seed)[:1]
-        gap = features.new_full((len(features),), torch.inf)
-        while len(chosen) < count:
-            gap = torch.minimum(gap, (features - features[chosen[-1]]).norm(dim=1))
-            farthest = int(gap.argmax())
-            if gap[farthest] == 0:
+        indices = _shuffled(samples, range(len(samples)), self.seed)[:1]
+        distances = features.new_full((len(features),), torch.inf)
+        while len(indices) < count:
+            distances = torch.minimum(distances, (features - features[indices[-1]]).norm(dim=1))
+            farthest = int(distances.argmax())
+            if distances[farthest] == 0:
                 raise ValueError(
-                    f"only {len(chosen)} of {len(samples)} samples have different features, but {count} anchors were "
+                    f"only {len(indices)} of {len(samples)} samples have different features, but {count} anchors were "
                     "requested; lower count"
                 )
-            chosen.append(farthest)
-        return chosen
+            indices.append(farthest)
+        return indices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,20 +190,20 @@ class KMeans(Selection):
         from sklearn.cluster import KMeans as Clustering
 
         assert features is not None
-        different = len(features.unique(dim=0))
-        if different < count:
+        distinct_count = len(features.unique(dim=0))
+        if distinct_count < count:
             raise ValueError(
-                f"only {different} of {len(samples)} samples have different features, but {count} were requested; "
+                f"only {distinct_count} of {len(samples)} samples have different features, but {count} were requested; "
                 "lower count"
             )
         clustering = Clustering(count, random_state=self.seed, n_init=1).fit(features.cpu().numpy())
         clusters = torch.from_numpy(clustering.labels_)
         distances = (features.cpu() - torch.from_numpy(clustering.cluster_centers_)[clusters]).norm(dim=1)
-        chosen = []
+        indices = []
         for cluster in range(count):
             members = (clusters == cluster).nonzero()[:, 0]
-            chosen.append(int(members[distances[members].argmin()]))
-        return chosen
+            indices.append(int(members[distances[members].argmin()]))
+        return indices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,8 +222,8 @@ class Frequency(Selection):
         """Select the anchors, most frequent first; samples with equal counts keep their order."""
         ranked = sorted(range(len(samples)), key=lambda index: -self.counts.get(samples.ids[index], 0))
         if self.counts.get(samples.ids[ranked[count - 1]], 0) <= 0:
-            counted = sum(self.counts.get(id_, 0) > 0 for id_ in samples.ids)
-            raise ValueError(f"{counted} of {len(samples)} samples have a count above 0, but {count} were requested")
+            with_count = sum(self.counts.get(id_, 0) > 0 for id_ in samples.ids)
+            raise ValueError(f"{with_count} of {len(samples)} samples have a count above 0, but {count} were requested")
         return ranked[:count]
 
 
@@ -243,12 +243,12 @@ class Parallel(Selection):
         """Select the anchors, in the order of the ids."""
         if len(self.ids) < count:
             raise ValueError(f"{count} parallel anchors were requested, but only {len(self.ids)} ids were given")
-        places = {id_: index for index, id_ in enumerate(samples.ids)}
-        if missing := [id_ for id_ in self.ids[:count] if id_ not in places]:
+        index_of_id = {id_: index for index, id_ in enumerate(samples.ids)}
+        if missing := [id_ for id_ in self.ids[:count] if id_ not in index_of_id]:
             raise ValueError(
                 f"{len(missing)} of {count} ids of parallel anchors are not among the samples, first {missing[0]!r}"
             )
-        return [places[id_] for id_ in self.ids[:count]]
+        return [index_of_id[id_] for id_ in self.ids[:count]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -284,9 +284,9 @@ class OutOfDomain(Selection):
                 f"domain has width {self.domain.shape[1]}, but the features have width {features.shape[1]}"
             )
         domain = self.domain.to(features)
-        within = nearest(domain, domain, 2, "euclidean")[0][:, 1]
+        domain_distances = nearest(domain, domain, 2, "euclidean")[0][:, 1]
         distances = nearest(features, domain, 1, "euclidean")[0][:, 0]
-        outside = (distances > within.quantile(self.quantile)).nonzero()[:, 0].tolist()
+        outside = (distances > domain_distances.quantile(self.quantile)).nonzero()[:, 0].tolist()
         if len(outside) < count:
             raise ValueError(
                 f"{len(outside)} of {len(samples)} samples are out of domain, but {count} were requested; use samples "
@@ -336,27 +336,29 @@ class Bootstrap(Selection):
         assert features is not None
         if count != len(self.anchors):
             raise ValueError(f"count must be {len(self.anchors)}, the number of anchors, got {count}")
-        places = {id_: index for index, id_ in enumerate(samples.ids)}
-        if unknown := [id_ for id_ in self.seeds if id_ not in places]:
+        index_of_id = {id_: index for index, id_ in enumerate(samples.ids)}
+        if unknown := [id_ for id_ in self.seeds if id_ not in index_of_id]:
             raise ValueError(f"{len(unknown)} seeds are not among the samples, first {unknown[0]!r}")
-        theirs = self.anchors.detach().to(features)
-        pairs = torch.tensor([places[id_] for id_ in self.seeds])
-        paired = torch.arange(len(pairs))  # anchors of the second encoder with a counterpart so far
-        left = self.rounds
-        while left:
-            assigned, margin = self._assigned(theirs, features, paired, pairs)
+        second_anchors = self.anchors.detach().to(features)
+        pairs = torch.tensor([index_of_id[id_] for id_ in self.seeds])
+        known_anchors = torch.arange(len(pairs))  # anchors of the second encoder with a counterpart so far
+        rounds_left = self.rounds
+        while rounds_left:
+            assigned, margin = self._assigned(second_anchors, features, known_anchors, pairs)
             assigned[: len(self.seeds)], margin[: len(self.seeds)] = pairs[: len(self.seeds)], torch.inf
-            if len(paired) == count:
-                left = 0 if torch.equal(assigned, pairs) else left - 1
-            paired = margin.topk(min(2 * len(paired), count)).indices.sort().values
-            pairs = assigned[paired]
+            if len(known_anchors) == count:
+                rounds_left = 0 if torch.equal(assigned, pairs) else rounds_left - 1
+            known_anchors = margin.topk(min(2 * len(known_anchors), count)).indices.sort().values
+            pairs = assigned[known_anchors]
         return [int(index) for index in pairs]
 
-    def _assigned(self, theirs: Tensor, ours: Tensor, paired: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
+    def _assigned(
+        self, second_rows: Tensor, own_rows: Tensor, known_anchors: Tensor, pairs: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return the sample assigned to each anchor, and the distance ratio of the next best sample as a margin."""
         from scipy.optimize import linear_sum_assignment
 
-        sides = (theirs, paired), (ours, pairs)
+        sides = (second_rows, known_anchors), (own_rows, pairs)
         relative = [RelativeProjection.of(rows[anchors], center=True)(rows) for rows, anchors in sides]
         costs = torch.cdist(*relative).square()
         seeds = len(self.seeds)
@@ -369,5 +371,5 @@ class Bootstrap(Selection):
         return assigned, (next_best / cost[:, 0].clamp_min(torch.finfo(costs.dtype).tiny)).cpu()
 
 
-def _shuffled(samples: Samples, places: Sequence[int], seed: int) -> list[int]:
-    return sorted(places, key=lambda index: chance(seed, samples.ids[index]))
+def _shuffled(samples: Samples, indices: Sequence[int], seed: int) -> list[int]:
+    return sorted(indices, key=lambda index: chance(seed, samples.ids[index]))

@@ -302,13 +302,13 @@ class Geodesic(Similarity):
         starts = torch.arange(k).repeat_interleave(near)
         edges = steps.flatten().double().cpu().clamp_min(torch.finfo(torch.float64).tiny).numpy()
         # If two anchors are mutual neighbours, both edges have the same length and are not added up.
-        places = starts.int().numpy(), ends.flatten().int().cpu().numpy()  # SciPy 1.14 takes int32 only
-        graph = coo_array((edges, places), shape=(k, k)).tocsr()
+        edge_indices = starts.int().numpy(), ends.flatten().int().cpu().numpy()  # SciPy 1.14 takes int32 only
+        graph = coo_array((edges, edge_indices), shape=(k, k)).tocsr()
         lengths = torch.from_numpy(shortest_path(graph, directed=False))
         if not lengths.isfinite().all():
-            parts = len(lengths.isfinite().unique(dim=0))
+            components = len(lengths.isfinite().unique(dim=0))
             raise ValueError(
-                f"{self.name}: the graph of {k} anchors has {parts} disconnected parts with neighbours={near}; "
+                f"{self.name}: the graph of {k} anchors has {components} disconnected parts with neighbours={near}; "
                 "raise neighbours, or use anchors that are closer together"
             )
         return lengths.to(anchors)

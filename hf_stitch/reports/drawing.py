@@ -56,7 +56,7 @@ def heat_map(
     Undefined cells are empty.
     """
     extra = further or {}
-    hover = "".join(f"<br>{texts([name])[0]} %{{customdata[{place}]:.4g}}" for place, name in enumerate(extra))
+    hover = "".join(f"<br>{texts([name])[0]} %{{customdata[{index}]:.4g}}" for index, name in enumerate(extra))
     trace: Trace = {
         "type": "heatmap", "x": texts(columns), "y": texts(rows), "z": numbers(values), "name": texts([label])[0],
         "colorscale": "Cividis", "hoverongaps": False,
@@ -92,10 +92,10 @@ def strips(rows: Sequence[float], columns: Sequence[float], hover: tuple[Sequenc
          "hovertext": texts(hover[0])},
         {**bar, "x": texts(names[1]), "y": numbers(columns), "yaxis": "y9", "hovertext": texts(hover[1])},
     ]  # fmt: skip
-    bare = {"showticklabels": False, "showgrid": False, "zeroline": False, "fixedrange": True}
+    hidden_axis = {"showticklabels": False, "showgrid": False, "zeroline": False, "fixedrange": True}
     layout = {
         "xaxis": {"domain": [0, 0.88]}, "yaxis": {"domain": [0, 0.88]},
-        "xaxis9": {**bare, "domain": [0.89, 1]}, "yaxis9": {**bare, "domain": [0.89, 1]}, "bargap": 0.15,
+        "xaxis9": {**hidden_axis, "domain": [0.89, 1]}, "yaxis9": {**hidden_axis, "domain": [0.89, 1]}, "bargap": 0.15,
         "annotations": [{"text": "share of<br>parameters", "x": 0.945, "y": 0.9, "xref": "paper", "yref": "paper",
                          "yanchor": "bottom", "showarrow": False, "font": {"size": 10}}],
     }  # fmt: skip
@@ -105,12 +105,12 @@ def strips(rows: Sequence[float], columns: Sequence[float], hover: tuple[Sequenc
 def curves(series: Mapping[str, Mapping[float, tuple[float, float, float]]]) -> list[Trace]:
     """Return curves with confidence intervals."""
     traces = []
-    for place, (name, points) in enumerate(series.items()):
+    for index, (name, points) in enumerate(series.items()):
         values = np.array(list(points.values()), dtype=np.float64).reshape(-1, 3)
         trace: Trace = {
             "type": "scatter", "mode": "lines+markers", "name": texts([name])[0], "x": numbers(list(points)),
             "y": numbers(values[:, 0]), "hovertemplate": "%{x}: %{y:.4f}", "showlegend": True,
-            "line": {"color": COLOURS[place % len(COLOURS)]}, "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)]},
+            "line": {"color": COLOURS[index % len(COLOURS)]}, "marker": {"symbol": SYMBOLS[index % len(SYMBOLS)]},
         }  # fmt: skip
         if (values[:, 1:] != values[:, :1]).any():
             trace["error_y"] = {
@@ -141,12 +141,12 @@ def rows_layout(count: int, title: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def marks(places: Sequence[tuple[str, str]], *, name: str, symbol: str, axes: str = "") -> Trace:
+def marks(cells: Sequence[tuple[str, str]], *, name: str, symbol: str, axes: str = "") -> Trace:
     """Return marks on cells of a heat map."""
     colour, edge = MARKS[symbol]
     return {
         "type": "scatter", "mode": "markers", "name": texts([name])[0], "hoverinfo": "skip", "showlegend": True,
-        "x": texts(column for _, column in places), "y": texts(row for row, _ in places),
+        "x": texts(column for _, column in cells), "y": texts(row for row, _ in cells),
         "marker": {"symbol": symbol, "size": 11, "color": colour, "line": {"width": 1.5, "color": edge}},
     } | ({"xaxis": f"x{axes}", "yaxis": f"y{axes}"} if axes else {})  # fmt: skip
 

@@ -18,7 +18,7 @@ MOST, SHOWN = 200, 2000
 def section(grid: StitchGrid) -> Section:
     """Describe a grid."""
     names = ", ".join(grid.matchers)
-    asked = (
+    question = (
         f"Which of {len(grid.layers_a)} layers of the source can {names} stitch into which of {len(grid.layers_b)} "
         f"layers of the target (pooling {grid.pooling}, {grid.n} samples)?"
     )
@@ -39,7 +39,7 @@ def section(grid: StitchGrid) -> Section:
     verdict = _finding(grid, grid.matchers[0], grid.figures[0]) + _strange(grid, grid.matchers[0])
     hashes = [(grid.recipe.get(side) or {}).get("weights_hash") for side in "ab"]
     return Section(
-        "Grid of stitches", asked, verdict, figures, notes=notes, recipe=grid.recipe,
+        "Grid of stitches", question, verdict, figures, notes=notes, recipe=grid.recipe,
         networks=key_of(*hashes), data=grid.recipe.get("test_data"),
     )  # fmt: skip
 
@@ -70,14 +70,14 @@ def _figures(grid: StitchGrid, matcher: str) -> list[Figure]:
     """Return a figure with accuracy and detectors side by side, and a figure with the remaining maps."""
     first = (grid.figures[0], *(f"auroc({label})" for label in grid.detections))
     rest = [figure for figure in grid.figures if figure not in first]
-    rows, columns = len(_places(grid)[0]), len(_places(grid)[1])
+    rows, columns = len(_plotted_layers(grid)[0]), len(_plotted_layers(grid)[1])
     layout = layout_of(rows, columns, *grid._titles)
-    together = View(
+    first_view = View(
         matcher, _finding(grid, matcher, first[0]) + _strange(grid, matcher), _traces(grid, matcher, first),
         _table(grid, matcher, first),
     )  # fmt: skip
     start = _start(grid, matcher)
-    figures = [Figure([together], layout if len(first) == 1 else _in_row(layout, len(first)), start, profiles=True)]
+    figures = [Figure([first_view], layout if len(first) == 1 else _in_row(layout, len(first)), start, profiles=True)]
     if rest:
         views = [
             View(figure, _finding(grid, matcher, figure), _traces(grid, matcher, [figure]),
@@ -90,7 +90,7 @@ def _figures(grid: StitchGrid, matcher: str) -> list[Figure]:
 
 def _start(grid: StitchGrid, matcher: str) -> tuple[int, int]:
     """Return the row and column of the best stitch among the plotted ones."""
-    values = grid.values(matcher)[np.ix_(*_places(grid))]
+    values = grid.values(matcher)[np.ix_(*_plotted_layers(grid))]
     if np.isnan(values).all():
         return 0, 0
     best = np.nanargmax(values) if grid.direction(grid.figures[0]) == "higher" else np.nanargmin(values)
@@ -100,50 +100,52 @@ def _start(grid: StitchGrid, matcher: str) -> tuple[int, int]:
 def _in_row(layout: dict[str, Any], count: int) -> dict[str, Any]:
     """Return the layout of several heat maps side by side with shared rows; each has a colour bar above."""
     combined = {key: value for key, value in layout.items() if key not in ("xaxis", "yaxis")}
-    for place in range(count):
-        number = "" if place == 0 else str(place + 1)
-        domain = _domain(place, count)
+    for index in range(count):
+        number = "" if index == 0 else str(index + 1)
+        domain = _domain(index, count)
         title = {"text": layout["xaxis"]["title"]["text"]}
         combined[f"xaxis{number}"] = {**layout["xaxis"], "domain": domain, "anchor": f"y{number}", "title": title}
-        more = {"anchor": f"x{number}"} if place == 0 else {
+        axis_options = {"anchor": f"x{number}"} if index == 0 else {
             "anchor": f"x{number}", "matches": "y", "showticklabels": False, "title": {"text": ""}
         }  # fmt: skip
-        combined[f"yaxis{number}"] = {**layout["yaxis"], **more}
+        combined[f"yaxis{number}"] = {**layout["yaxis"], **axis_options}
     legend = {"orientation": "h", "y": 1, "yref": "container", "yanchor": "top", "x": 0}
     return {**combined, "height": layout["height"] + 60, "margin": {"t": 90, "r": 10}, "legend": legend}
 
 
-def _domain(place: int, count: int) -> list[float]:
-    return [place / count, (place + 0.92) / count]
+def _domain(index: int, count: int) -> list[float]:
+    return [index / count, (index + 0.92) / count]
 
 
-def _places(grid: StitchGrid) -> tuple[list[int], list[int]]:
+def _plotted_layers(grid: StitchGrid) -> tuple[list[int], list[int]]:
     return thinned(len(grid.layers_a), MOST), thinned(len(grid.layers_b), MOST)
 
 
 def _traces(grid: StitchGrid, matcher: str, figures: tuple[str, ...] | list[str]) -> list[Trace]:
-    places = _places(grid)
-    names = [grid.layers_a[i] for i in places[0]], [grid.layers_b[j] for j in places[1]]
+    plotted = _plotted_layers(grid)
+    names = [grid.layers_a[i] for i in plotted[0]], [grid.layers_b[j] for j in plotted[1]]
     strange = [(grid.layers_a[i], grid.layers_b[j]) for i, j in np.argwhere(grid.is_strange(matcher))]
     strange = [(a, b) for a, b in strange if a in names[0] and b in names[1]]
     traces: list[Trace] = []
-    for place, figure in enumerate(figures):
-        cells: Array = grid.cells(matcher, figure)[np.ix_(*places)]
-        axes = "" if place == 0 else str(place + 1)
-        several = len(grid.matchers) > 1
-        label = f"{figure.replace('_', ' ')} of {matcher}" if several else figure.replace("_", " ")
+    for index, figure in enumerate(figures):
+        cells: Array = grid.cells(matcher, figure)[np.ix_(*plotted)]
+        axes = "" if index == 0 else str(index + 1)
+        name_matcher = len(grid.matchers) > 1
+        label = f"{figure.replace('_', ' ')} of {matcher}" if name_matcher else figure.replace("_", " ")
         cells, limit = grid._capped(figure, cells)
         label += f" (up to {limit})" if limit else ""
-        between = {"from": cells[..., 1], "to": cells[..., 2]}
-        heat = heat_map(cells[..., 0], *names, label=label, whole=grid._whole(figure), further=between, axes=axes)
+        interval_ends = {"from": cells[..., 1], "to": cells[..., 2]}
+        heat = heat_map(
+            cells[..., 0], *names, label=label, whole=grid._usual_range(figure), further=interval_ends, axes=axes
+        )
         if len(figures) > 1:
-            start, end = _domain(place, len(figures))
+            start, end = _domain(index, len(figures))
             heat["colorbar"] |= {"orientation": "h", "x": (start + end) / 2, "len": end - start, "y": 1}
             heat["colorbar"] |= {"yanchor": "bottom", "title": {**heat["colorbar"]["title"], "side": "top"}}
         traces.append(heat)
         if strange:
-            over = marks(strange, name="accurate, but out of distribution", symbol="square", axes=axes)
-            traces.append({**over, "showlegend": place == 0})
+            strange_marks = marks(strange, name="accurate, but out of distribution", symbol="square", axes=axes)
+            traces.append({**strange_marks, "showlegend": index == 0})
     return traces
 
 

@@ -71,7 +71,7 @@ def report(
     if Processes.of(None).rank:
         return
     text = page(shown_results, title, command)
-    write_whole(Path(path), lambda place: place.write_text(text, encoding="utf-8"))
+    write_whole(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def page(results: list[Result], title: str | None = None, command: str | None = None) -> str:
@@ -81,23 +81,23 @@ def page(results: list[Result], title: str | None = None, command: str | None = 
     sections = [_section(result) for result in results]
     about = {"versions": versions(), "machine": machine(), "command": command}
     data_of_page = {"format_version": FORMAT_VERSION, **about, "results": [_record(result) for result in results]}
-    parts = files("hf_stitch.reports")
-    scripts = [(parts / name).read_text(encoding="utf-8") for name in ("vendor/plotly-cartesian.min.js", "report.js")]
+    package = files("hf_stitch.reports")
+    scripts = [(package / name).read_text(encoding="utf-8") for name in ("vendor/plotly-cartesian.min.js", "report.js")]
     environment = Environment(
         loader=PackageLoader("hf_stitch.reports", "."), autoescape=True, undefined=StrictUndefined,
         finalize=lambda value: visible(value) if type(value) is str else value,
     )  # fmt: skip
-    data = {section.data for section in sections} - {None}
+    fingerprints = {section.data for section in sections} - {None}
     return environment.get_template("page.html.jinja").render(
         title=title or " · ".join(dict.fromkeys(section.title for section in sections)),
         sections=sections,
         figures=_json([
-            {"networks": s.networks or str(place), "figures": [_plot_data(figure) for figure in s.figures]}
-            for place, s in enumerate(sections)
+            {"networks": s.networks or str(number), "figures": [_plot_data(figure) for figure in s.figures]}
+            for number, s in enumerate(sections)
         ]),
         recipes=[json.dumps(section.recipe, indent=1, ensure_ascii=False, default=str) for section in sections],
-        data=_json(data_of_page), data_id=DATA, several_data=len(data) > 1, **about,
-        style=(parts / "report.css").read_text(encoding="utf-8"), scripts=scripts,
+        data=_json(data_of_page), data_id=DATA, several_data=len(fingerprints) > 1, **about,
+        style=(package / "report.css").read_text(encoding="utf-8"), scripts=scripts,
         policy=" ".join(f"'sha256-{_digest(script)}'" for script in scripts),
     )  # fmt: skip
 
@@ -166,20 +166,20 @@ def _result(record: Mapping[str, Any]) -> Result:
     """
     fields = dict(record)
     name, module = (read(str, fields.pop(key, None), f"the {key} of a result") for key in ("result", "module"))
-    imported = {(kind.__module__, kind.__name__): kind for kind in _below(Result)}
+    imported = {(cls.__module__, cls.__name__): cls for cls in _below(Result)}
     if (module, name) in imported:
         return imported[module, name].from_dict(fields)
     package = module.partition(".")[0]
     if name in registries.results:
-        kind = registries.results.get(name)
-        if package in ("hf_stitch", kind.__module__.partition(".")[0]):  # results moved between them
-            return kind.from_dict(fields)
+        cls = registries.results.get(name)
+        if package in ("hf_stitch", cls.__module__.partition(".")[0]):  # results moved between them
+            return cls.from_dict(fields)
     hint = package.startswith("hf_stitch") and hint_for("results", name)
     raise ValueError(f"it contains a {name} of {module}, which is unknown; {hint or 'import that module first'}")
 
 
-def _below(kind: Any) -> set[Any]:
-    subclasses = set(kind.__subclasses__())
+def _below(parent: Any) -> set[Any]:
+    subclasses = set(parent.__subclasses__())
     return subclasses.union(*map(_below, subclasses))
 
 
@@ -208,10 +208,12 @@ def section(result: Result) -> Section:
     frame = result.to_pandas()
     rows = [tuple(map(str, row)) for row in frame.head(MOST).itertuples(index=False)]
     notes = [f"The table shows {MOST} of {len(frame)} rows; all are in the data."] if len(frame) > MOST else []
-    stated, text = getattr(result, "verdict", None), str(result)
+    own_verdict, text = getattr(result, "verdict", None), str(result)
     printed: Any = result.__rich__()
-    first = getattr(printed.renderable, "title", None)  # a narrow table would break it into lines
-    verdict = f"{stated.rstrip('.')}." if isinstance(stated, str) else str(first or text.split("\n")[0].strip())
+    title = getattr(printed.renderable, "title", None)  # a narrow table would break it into lines
+    verdict = (
+        f"{own_verdict.rstrip('.')}." if isinstance(own_verdict, str) else str(title or text.split("\n")[0].strip())
+    )
     numbers = {"Numbers": Table([str(column) for column in frame.columns], rows)}
     plot, reason = _plot(result) if hasattr(result, "plot") else ("", "")
     pictures = [Picture(verdict, plot, f"Plot of {type(result).__name__}", sample=False)] if plot else []

@@ -18,16 +18,16 @@ MOST, LEVEL = 200, 0.05
 
 def layers_section(atlas: SimilarityAtlas) -> Section:
     """Describe an atlas."""
-    parts = [atlas] if atlas.weights is None else [atlas, atlas.weights]
+    atlases = [atlas] if atlas.weights is None else [atlas, atlas.weights]
     sides = f"{_count(atlas.layers_a)} of a to {_count(atlas.layers_b)} of b"
-    notes = [gap for part in parts for gap in part._gaps()]
-    if max(len(layers) for part in parts for layers in (part.layers_a, part.layers_b)) > MOST:
+    notes = [gap for one_atlas in atlases for gap in one_atlas._gaps()]
+    if max(len(layers) for one_atlas in atlases for layers in (one_atlas.layers_a, one_atlas.layers_b)) > MOST:
         notes.append(f"Figures show at most {MOST} evenly spaced layers per side; all values are in the data.")
     return Section(
         "Similarity of layers",
         f"How similar are {sides}, by {', '.join(atlas.metrics)} ({atlas.basis})?",
         _finding(atlas, next(iter(atlas.values))),
-        [_figure(part) for part in parts],
+        [_figure(one_atlas) for one_atlas in atlases],
         notes=notes,
         recipe=atlas.recipe,
         networks=key_of(*(_weights(atlas.recipe.get(side)) for side in "ab")),
@@ -59,24 +59,24 @@ def _finding(atlas: SimilarityAtlas, metric: str) -> str:
     if test is None:
         return f"{sentence}; without a permutation test, the best of many pairs may be high by chance."
     matches = atlas.match_p_values(metric).values()
-    survive = sum(p <= LEVEL for p in matches)
-    return f"{sentence}; {survive} of {len(matches)} best matches are beyond chance (p ≤ {LEVEL:g}, adjusted)."
+    significant = sum(p <= LEVEL for p in matches)
+    return f"{sentence}; {significant} of {len(matches)} best matches are beyond chance (p ≤ {LEVEL:g}, adjusted)."
 
 
 def _figure(atlas: SimilarityAtlas) -> Figure:
     rows, columns = thinned(len(atlas.layers_a), MOST), thinned(len(atlas.layers_b), MOST)
     names = [atlas.layers_a[i] for i in rows], [atlas.layers_b[j] for j in columns]
     layout = layout_of(len(rows), len(columns), *atlas._titles)
-    along: list[Trace] = []
+    size_bars: list[Trace] = []
     if atlas.sizes:
-        along, more = _strips(atlas, names)
+        size_bars, bar_layout = _strips(atlas, names)
         layout = {key: {**layout.get(key, {}), **value} if isinstance(value, dict) else value
-                  for key, value in {**layout, **more}.items()}  # fmt: skip
-    views = [_view(atlas, metric, (rows, columns), names, along) for metric in atlas.values]
+                  for key, value in {**layout, **bar_layout}.items()}  # fmt: skip
+    views = [_view(atlas, metric, (rows, columns), names, size_bars) for metric in atlas.values]
     start = (0, 0)
-    first = next(iter(atlas.values))
-    if not np.isnan(atlas.values[first]).all():
-        best = atlas.best_pair(first)
+    first_metric = next(iter(atlas.values))
+    if not np.isnan(atlas.values[first_metric]).all():
+        best = atlas.best_pair(first_metric)
         if best[0] in names[0] and best[1] in names[1]:
             start = names[0].index(best[0]), names[1].index(best[1])
     return Figure(views, layout, start, profiles=True)
@@ -96,28 +96,28 @@ def _strips(atlas: SimilarityAtlas, names: tuple[list[str], list[str]]) -> tuple
 
 
 def _view(
-    atlas: SimilarityAtlas, metric: str, places: tuple[list[int], list[int]], names: tuple[list[str], list[str]],
-    along: Sequence[Trace],
+    atlas: SimilarityAtlas, metric: str, plotted: tuple[list[int], list[int]], names: tuple[list[str], list[str]],
+    size_bars: Sequence[Trace],
 ) -> View:  # fmt: skip
-    cells, test = np.ix_(*places), atlas.tests.get(metric)
+    cells, test = np.ix_(*plotted), atlas.tests.get(metric)
     best, caption = atlas.best_matches(metric), _finding(atlas, metric)
     best_pairs = [(a, b) for a, b in best.items() if a in names[0] and b in names[1]]
-    over = [marks(best_pairs, name="best match of each layer of a", symbol="square")]
+    mark_traces = [marks(best_pairs, name="best match of each layer of a", symbol="square")]
     further = {}
     if test is not None:
         p_values = test.p_values[cells]
         further = {"by chance": test.chance[cells], "p, adjusted for the search": p_values}
         starred, meaning = atlas._stars(metric, LEVEL)
         stars = [(names[0][i], names[1][j]) for i, j in np.argwhere(starred[cells])]  # type: ignore[index]
-        over.append(marks(stars, name=meaning, symbol="star"))
+        mark_traces.append(marks(stars, name=meaning, symbol="star"))
         if starred is not None and not starred.any():
-            which = "All pairs are" if (test.p_values <= LEVEL).all() else "No pair is"
-            caption += f" {which} beyond chance (p ≤ {LEVEL:g}, adjusted for the search)."
+            subject = "All pairs are" if (test.p_values <= LEVEL).all() else "No pair is"
+            caption += f" {subject} beyond chance (p ≤ {LEVEL:g}, adjusted for the search)."
     heat = heat_map(atlas.values[metric][cells], *names, label=metric, whole=atlas.ranges.get(metric), further=further)
     columns = atlas._more_columns(metric)
     rows = [(*row, *more) for row, *more in zip(_matches(atlas, metric, best), *columns.values(), strict=True)]
     table = Table(("layer of a", "most similar layer of b", metric, *columns), rows)
-    return View(metric, caption, [heat, *over, *along], table)
+    return View(metric, caption, [heat, *mark_traces, *size_bars], table)
 
 
 def _matches(atlas: SimilarityAtlas, metric: str, best: dict[str, str]) -> Iterator[tuple[str, str, str]]:
@@ -127,8 +127,8 @@ def _matches(atlas: SimilarityAtlas, metric: str, best: dict[str, str]) -> Itera
             yield a, "undefined", ""
             continue
         value = atlas.values[metric][atlas.layers_a.index(a), atlas.layers_b.index(best[a])]
-        tested = f", p = {p_values[a]:.3g}" if a in p_values else ""
-        yield a, best[a], f"{value:.4f}{tested}"
+        p_text = f", p = {p_values[a]:.3g}" if a in p_values else ""
+        yield a, best[a], f"{value:.4f}{p_text}"
 
 
 def networks_section(joint: NetworkAtlas) -> Section:
@@ -163,15 +163,15 @@ def _networks(joint: NetworkAtlas, metric: str) -> View:
 
 def _layers(joint: NetworkAtlas) -> Figure:
     atlas = joint.atlas
-    places = thinned(len(atlas.layers_a), MOST)
-    names = [atlas.layers_a[place] for place in places]
+    plotted = thinned(len(atlas.layers_a), MOST)
+    names = [atlas.layers_a[index] for index in plotted]
     views = []
     for metric, values in atlas.values.items():
         best = joint.best_matches(metric)
         best_pairs = [(a, b) for a, b in best.items() if a in names and b in names]
-        heat = heat_map(values[np.ix_(places, places)], names, names, label=metric)
+        heat = heat_map(values[np.ix_(plotted, plotted)], names, names, label=metric)
         rows = [(a, b, f"{values[atlas.layers_a.index(a), atlas.layers_b.index(b)]:.4f}") for a, b in best.items()]
         table = Table(("layer", "most similar layer of another network", metric), rows)
-        over = marks(best_pairs, name="best match in another network", symbol="square")
-        views.append(View(metric, f"All layers of all networks by {metric}.", [heat, over], table))
+        match_marks = marks(best_pairs, name="best match in another network", symbol="square")
+        views.append(View(metric, f"All layers of all networks by {metric}.", [heat, match_marks], table))
     return Figure(views, layout_of(len(names), len(names), "layer", "layer"), profiles=True)

@@ -21,7 +21,7 @@ AUROC = "AUROC against the target's own activations, 95% interval"
 
 def evaluation_section(evaluation: Evaluation) -> Section:
     """Describe an evaluation."""
-    first = next(iter(evaluation.scores["stitched"]))
+    figure = next(iter(evaluation.scores["stitched"]))
     notes = [f"No {name}: {reason}." for name, reason in evaluation.left_out.items()]
     if evaluation.fitted_share:
         notes.append(
@@ -35,7 +35,7 @@ def evaluation_section(evaluation: Evaluation) -> Section:
     return Section(
         "A stitched model" if parts else "Scores of a stitched model",
         f"How well does the stitched model do its task ({evaluation.task}) on {evaluation.n} held-out samples?",
-        finding(evaluation, first),
+        finding(evaluation, figure),
         figures,
         [_example(example) for example in evaluation.examples],
         notes=notes,
@@ -83,12 +83,12 @@ def _strip(parts: StitchedParts) -> Figure:
         if role == "left out":
             trace["marker"] |= {"pattern": {"shape": "/", "fgcolor": "#ffffff", "fillmode": "overlay"}}
         traces.append(trace)
-    run = [(part, count) for row, part, count, _ in segments if row == "stitched"]
-    used = sum(count for _, count in run)
-    shares = ", ".join(f"{count / used:.0%} {part}" for part, count in run)
+    stitched_parts = [(part, count) for row, part, count, _ in segments if row == "stitched"]
+    parameter_count = sum(count for _, count in stitched_parts)
+    shares = ", ".join(f"{count / parameter_count:.0%} {part}" for part, count in stitched_parts)
     caption = (
         f"{parts.source_name} runs up to {parts.source_layer}, and {parts.target_name} continues after "
-        f"{parts.target_layer}: {used:,} parameters ({shares}); hatched parts are left out."
+        f"{parts.target_layer}: {parameter_count:,} parameters ({shares}); hatched parts are left out."
     )
     layout = {
         "barmode": "stack", "height": 230, "xaxis": {"title": {"text": "parameters"}},
@@ -105,18 +105,18 @@ def _confusion(counts: Mapping[str, Mapping[str, int]]) -> Figure:
         ((target, pred, n) for target, row in counts.items() for pred, n in row.items() if pred != target),
         key=lambda pair: -pair[2],
     )
-    wrong = sum(n for _, _, n in pairs)
-    often: dict[str, int] = {}
+    different_count = sum(n for _, _, n in pairs)
+    differences: dict[str, int] = {}
     for target, pred, n in pairs:
-        often[target], often[pred] = often.get(target, 0) + n, often.get(pred, 0) + n
+        differences[target], differences[pred] = differences.get(target, 0) + n, differences.get(pred, 0) + n
     for name in counts:
-        often.setdefault(name, 0)
-    top = sorted(often, key=lambda name: -often[name])[:CLASSES]
+        differences.setdefault(name, 0)
+    top = sorted(differences, key=lambda name: -differences[name])[:CLASSES]
     cells = np.array([[counts.get(target, {}).get(pred, 0) for pred in top] for target in top], np.float64)
-    caption = f"Both predict the same class for {total - wrong} of {total} samples"
+    caption = f"Both predict the same class for {total - different_count} of {total} samples"
     caption += f"; most often, {pairs[0][0]} becomes {pairs[0][1]} ({pairs[0][2]} samples)." if pairs else "."
-    if len(often) > CLASSES:
-        caption += f" The figure shows the {CLASSES} of {len(often)} classes with the most differences."
+    if len(differences) > CLASSES:
+        caption += f" The figure shows the {CLASSES} of {len(differences)} classes with the most differences."
     heat = heat_map(cells, top, top, label="samples")
     heat["hovertemplate"] = "target: %{y}<br>stitched: %{x}<br>%{z} samples<extra></extra>"
     table = Table(
@@ -146,12 +146,12 @@ def audit_section(audit: Audit) -> Section:
     notes = [*page.notes, f"The relative residual is {audit.residual['body']:.3f}."]
     notes += [f"{name} does not count: it {reason}." for name, reason in audit.left_out.items()]
     verdict = f"{audit.verdict[0].upper()}{audit.verdict[1:]}."
-    asked = (
+    question = (
         f"Is the stitched model accurate ({audit.figure.replace('_', ' ')} of {audit.min_relative_accuracy:g}), and "
         f"do detectors find its activations out of distribution (stranger than noise of dose {audit.max_dose:g})?"
     )
     return Section(
-        "Audit of a stitched model", asked, verdict, figures, page.pictures, notes=notes, recipe=page.recipe,
+        "Audit of a stitched model", question, verdict, figures, page.pictures, notes=notes, recipe=page.recipe,
         networks=page.networks, data=page.data,
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from hf_stitch.reports.section import Figure, Section, Table, View
 from hf_stitch.training.dynamics import Dynamics
 from hf_stitch.training.history import History
 
-Points = Mapping[float, tuple[float, float, float]]
+Points = Mapping[float, tuple[float, float, float]]  # x -> value, and both ends of its interval
 
 SETTLED = 0.9
 """Smallest similarity of a settled layer to the end of training."""
@@ -24,8 +24,8 @@ def history_section(result: History) -> Section:
         for name, points in result.curves.items()
     }
     verdict = ends(series, result.unit)
-    asked = f"What did {result.name} measure during training?"
-    return Section(f"Training: {result.name}", asked, verdict, [curves_of(series, result.unit, verdict)])
+    question = f"What did {result.name} measure during training?"
+    return Section(f"Training: {result.name}", question, verdict, [curves_of(series, result.unit, verdict)])
 
 
 def curves_of(series: Mapping[str, Points], axis: str, caption: str) -> Figure:
@@ -44,16 +44,16 @@ def ends(series: Mapping[str, Points], axis: str) -> str:
     """Return a sentence with the first and the last value of the curves that changed most."""
     spans = {name: (min(points), max(points)) for name, points in series.items()}
     changes = {name: abs(series[name][last][0] - series[name][first][0]) for name, (first, last) in spans.items()}
-    most = sorted(changes, key=lambda name: -np.nan_to_num(changes[name]))
-    parts = [
-        ", ".join(f"{series[name][moment][0]:.3f} at {axis} {moment:g}" for moment in spans[name]) for name in most[:3]
+    names = sorted(changes, key=lambda name: -np.nan_to_num(changes[name]))
+    descriptions = [
+        ", ".join(f"{series[name][moment][0]:.3f} at {axis} {moment:g}" for moment in spans[name]) for name in names[:3]
     ]
-    if len(most) == 1:
-        return f"{most[0]} {parts[0]}."
-    then = "; ".join(f"{name} {part}" for name, part in zip(most[1:3], parts[1:], strict=True))
-    rest = len(most) - 3
+    if len(names) == 1:
+        return f"{names[0]} {descriptions[0]}."
+    others = "; ".join(f"{name} {description}" for name, description in zip(names[1:3], descriptions[1:], strict=True))
+    rest = len(names) - 3
     more = f"; {rest} more curve{'s' * (rest > 1)} changed less" if rest > 0 else ""
-    return f"{most[0]} changed most: {parts[0]}; then {then}{more}."
+    return f"{names[0]} changed most: {descriptions[0]}; then {others}{more}."
 
 
 def dynamics_section(dynamics: Dynamics) -> Section:
@@ -89,6 +89,6 @@ def dynamics_section(dynamics: Dynamics) -> Section:
         layer: {float(x): (float(v),) * 3 for x, v in zip(dynamics.times, values, strict=True)}
         for layer, values in dynamics.to_final().items()
     }
-    count = "from weights" if dynamics.n is None else f"{dynamics.n} samples, pooling: {dynamics.pooling}"
-    asked = f"When does each layer reach its state at the end of training, by {dynamics.metric} ({count})?"
-    return Section("Training dynamics", asked, verdict, [curves_of(curves, unit, verdict), maps])
+    basis = "from weights" if dynamics.n is None else f"{dynamics.n} samples, pooling: {dynamics.pooling}"
+    question = f"When does each layer reach its state at the end of training, by {dynamics.metric} ({basis})?"
+    return Section("Training dynamics", question, verdict, [curves_of(curves, unit, verdict), maps])

@@ -28,7 +28,9 @@ from hf_stitch.tasks.heads import check_head, task_named, task_of
 
 SOURCE = "source"
 """Stands for the only source layer of a stitched model."""
-OTHER_TOKENS = "its tokens differ from the tokens of the target"
+ONLY = ""
+"""Name of the halves if a pass has only one set."""
+OTHER_TOKENS = "its tokens differ from the tokens of the target"  # reason not to score the whole source
 
 
 class Predictor(NamedTuple):
@@ -38,7 +40,7 @@ class Predictor(NamedTuple):
     layer_a: str
     layer_b: str
     stitch: StitchingLayer
-    front: str = ""  # name of its halves; names of predictors are unique within the halves
+    front: str = ONLY  # name of its halves; names of predictors are unique within the halves
     constant: bool = False  # whether it ignores the source: its logits are computed once, unless masks differ
 
 
@@ -98,8 +100,8 @@ class HalvesOfModel:
     def front(self) -> Hashable:
         """Key of the outputs of the front half: current weights, cut, network and inputs."""
         record: Any = self.model.config.source
-        of = {key: record.get(key) for key in ("cut", "plan", "reference", "interface")}
-        key = [of, weights_hash(self.model.source), repr(self.model.interface)]
+        front_record = {key: record.get(key) for key in ("cut", "plan", "reference", "interface")}
+        key = [front_record, weights_hash(self.model.source), repr(self.model.interface)]
         return json.dumps(key, sort_keys=True, default=repr)
 
     def encode(self, batch: Batch) -> Ran:
@@ -143,7 +145,7 @@ class HalvesOfModel:
         return layer
 
     def predictors(
-        self, stitches: Mapping[str, StitchingLayer], front: str = "", constant: Container[str] = ()
+        self, stitches: Mapping[str, StitchingLayer], front: str = ONLY, constant: Container[str] = ()
     ) -> Iterator[Predictor]:
         """Yield the predictors of stitching layers at the cuts of the model, by name."""
         for name, stitch in stitches.items():
@@ -176,11 +178,11 @@ def head_difference(source: Adapter, target: Whole, task: str) -> str:
         return OTHER_TOKENS
     if not task_named(task).describes_outputs:
         return ""
-    (count, names), (others, theirs) = _classes(source), _classes(target)
-    if count == others and (names == theirs or not names or not theirs):
+    (count, names), (target_count, target_names) = _classes(source), _classes(target)
+    if count == target_count and (names == target_names or not names or not target_names):
         return ""
-    order = count == others and sorted(names) == sorted(theirs)
-    return "its head has the same classes in another order" if order else "its head has other classes"
+    reordered = count == target_count and sorted(names) == sorted(target_names)
+    return "its head has the same classes in another order" if reordered else "its head has other classes"
 
 
 def _classes(network: Any) -> tuple[int, tuple[str, ...]]:
@@ -233,7 +235,7 @@ def scored_target(stitched: StitchedModel, target: Any = None) -> Adapter:
     whole = whole_target(stitched, target)
     for model in (whole, stitched):
         check_head(model)
-    task_of(whole, stitched.task)
+    task_of(whole, stitched.task)  # raises an error if the network cannot be scored
     return whole
 
 

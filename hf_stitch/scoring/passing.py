@@ -29,7 +29,7 @@ from hf_stitch.tasks.base import Answers, Array, Task, Whole, concatenated, logi
 from hf_stitch.tasks.per_sample import OfSamples
 from hf_stitch.tasks.tokens import NextToken
 
-Parts = dict[Measure | Record, list[Any]]
+Parts = dict[Measure | Record, list[Any]]  # key of a measurement -> its values, by batch
 KINDS: dict[str, type[Measure | Record]] = {"answers": Measure, "seen": Record}
 """Names of the kinds of measurements in a state."""
 DIFFERS = "another number of threads or another machine rounds differently, which training amplifies"
@@ -52,7 +52,7 @@ class Watch(Protocol):
 
 
 class State(NamedTuple):
-    """State of an interrupted pass, after the state of an earlier pass."""
+    """Progress of a pass in a checkpoint, which also contains an earlier pass over other samples."""
 
     checkpoint: Checkpoint
     offset: int  # number of samples of the earlier pass
@@ -104,7 +104,7 @@ class Scoring:
                     parts.setdefault(key, []).append(values)
                 if state is not None and state.checkpoint.due(count == last):
                     parts = {key: [concatenated(values)] for key, values in parts.items()}
-                    arrays = {_encode_key(key): torch.from_numpy(of) for key, (of,) in parts.items()}
+                    arrays = {_encode_key(key): torch.from_numpy(rows) for key, (rows,) in parts.items()}
                     tensors = {**state.kept, **arrays, "watch": self._fingerprint}
                     state.checkpoint.save(state.offset + count, tensors)
         return self._measured(joined(run.processes.gather(parts)), samples)
@@ -120,14 +120,14 @@ class Scoring:
         target, sizes = self._target(twin)
         measured: dict[Measure | Record, Any] = {}
         if self.watch is not None:
-            measured.update(self.watch.record_own(target.found, twin.ids).items())
+            measured.update(self.watch.record_own(target.activations, twin.ids).items())
         once = _Memo()
         for name, halves in self.halves.items():
             front = once(halves.front, halves.encode, batch)
             sides = (batch, front.inputs), (twin, target.inputs)
             rows, outputs = dict[str, Answers](), dict[str, Any]()
             for predictor in (candidate for candidate in self.predictors if candidate.front == name):
-                like = target.found.get(predictor.layer_b)
+                like = target.activations.get(predictor.layer_b)
                 mapped, output = self._outputs(predictor, halves, front, like, once, len(batch.samples))
                 of_samples = isinstance(self.task, OfSamples)  # group predictors while their outputs are small
                 outputs[predictor.name] = logits_of(output) if of_samples else output
@@ -156,8 +156,8 @@ class Scoring:
             inputs, sizes = self.task.sized_inputs(self.target, twin)
         else:
             inputs = self.task.inputs(self.target, twin.samples)
-        reads = self.watch is not None or any(halves.needs_own for halves in self.halves.values())
-        if not reads or not isinstance(self.target, Adapter):
+        needs_activations = self.watch is not None or any(halves.needs_own for halves in self.halves.values())
+        if not needs_activations or not isinstance(self.target, Adapter):
             return Ran(inputs, {}, self.target.forward(inputs)), sizes
         layers = dict.fromkeys(predictor.layer_b for predictor in self.predictors)
         return run_to(self.target, inputs, layers, twin, "target", complete=True), sizes
@@ -166,10 +166,10 @@ class Scoring:
         self, predictor: Predictor, halves: Halves, front: Ran, like: Representation | None, once: _Memo, count: int
     ) -> tuple[Representation | None, Any]:
         """Return the mapped activations and the output of a predictor; a constant output is cached for all samples."""
-        place = predictor.front, predictor.name
-        if (constant := self._constants.get(place)) is not None:
+        key = predictor.front, predictor.name
+        if (constant := self._constants.get(key)) is not None:
             return None, constant.expand(count, -1)
-        x, stitch = front.found[predictor.layer_a], predictor.stitch
+        x, stitch = front.activations[predictor.layer_a], predictor.stitch
         if stitch.shrinks(x):  # once for all stitches to the same grid
             x = once((halves.front, predictor.layer_a, stitch.target.grid), x.resize, stitch.target.grid)
         mapped = stitch(x)
@@ -177,7 +177,7 @@ class Scoring:
         if not predictor.constant:
             return mapped, output
         if x.mask is None and (logits := logits_of(output)).dim() == 2:
-            self._constants[place] = logits[:1]
+            self._constants[key] = logits[:1]
         return None, output
 
     def _resumed(self, state: State, last: int) -> tuple[int, Parts]:
@@ -186,13 +186,13 @@ class Scoring:
         A resumed job refits its watch. If the result differs in any bit (training amplifies the rounding of another
         number of threads), all samples are measured again, so that scores of two fits are never mixed.
         """
-        done, parts, fitted = 0, Parts(), self._fingerprint
+        done, parts, fingerprint = 0, Parts(), self._fingerprint
 
         def restore(position: int, tensors: Mapping[str, Tensor]) -> None:
             nonlocal done, parts
             if position <= state.offset:
                 return
-            if not torch.equal(tensors.get("watch", fitted[:0]), fitted):
+            if not torch.equal(tensors.get("watch", fingerprint[:0]), fingerprint):
                 warn(f"the detectors differ from the interrupted job ({DIFFERS}): all samples are scored again")
                 return
             done = position - state.offset
@@ -218,10 +218,12 @@ class Scoring:
                 seen[key] = np.concatenate(values)
             else:
                 rows.setdefault((key.front, key.who), {})[key.name] = values
-        for (name, who), of in rows.items():
-            batches = zip(*of.values(), strict=True)
-            answers.setdefault(name, {})[who] = [dict(zip(of, values, strict=True)) for values in batches]
-        return Measured(self.task, {name: self.task.joined(of, samples.a) for name, of in answers.items()}, seen)
+        for (name, who), by_measure in rows.items():
+            batches = zip(*by_measure.values(), strict=True)
+            answers.setdefault(name, {})[who] = [dict(zip(by_measure, values, strict=True)) for values in batches]
+        return Measured(
+            self.task, {name: self.task.joined(by_measure, samples.a) for name, by_measure in answers.items()}, seen
+        )
 
 
 class _Memo(dict[Hashable, Any]):
@@ -234,12 +236,12 @@ class _Memo(dict[Hashable, Any]):
 
 
 def _encode_key(key: Measure | Record) -> str:
-    kind = next(name for name, of in KINDS.items() if isinstance(key, of))
+    kind = next(name for name, key_class in KINDS.items() if isinstance(key, key_class))
     return f"measures.{json.dumps([kind, *astuple(key)])}"
 
 
-def _decode_key(written: str) -> Measure | Record:
-    kind, *values = json.loads(written)
+def _decode_key(encoded: str) -> Measure | Record:
+    kind, *values = json.loads(encoded)
     if len(values) != len(fields(KINDS[kind])):
-        raise ValueError(f"it has the format of an earlier version: {written}")
+        raise ValueError(f"it has the format of an earlier version: {encoded}")
     return KINDS[kind](*values)

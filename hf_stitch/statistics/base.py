@@ -110,11 +110,11 @@ class Statistic(ABC):
         self._settle()
         other._settle()
         self._combine(other)
-        for name in self._named("sum"):
+        for name in self._states_reduced_by("sum"):
             setattr(self, name, getattr(self, name) + getattr(other, name).to(getattr(self, name).device))
-        for name in self._named("max"):
+        for name in self._states_reduced_by("max"):
             setattr(self, name, torch.maximum(getattr(self, name), getattr(other, name).to(getattr(self, name).device)))
-        for name in self._named("cat"):
+        for name in self._states_reduced_by("cat"):
             getattr(self, name).extend(getattr(other, name))
         for name, part in self._parts.items():
             part.merge(other._parts[name])
@@ -125,7 +125,7 @@ class Statistic(ABC):
         kind = type(self).__name__
         if type(other) is not type(self):
             raise ValueError(f"{kind} must be merged with {kind}, got {type(other).__name__}")
-        for name in self._named("same"):
+        for name in self._states_reduced_by("same"):
             expected, actual = getattr(self, name), getattr(other, name)
             if expected.shape != actual.shape or not torch.equal(expected, actual.to(expected.device)):
                 raise ValueError(f"{kind} must have equal {name} to merge, got {_short(expected)} and {_short(actual)}")
@@ -143,10 +143,10 @@ class Statistic(ABC):
         if accelerator.num_processes == 1:
             return self
         self._settle()
-        processes, mine, total = Processes(accelerator), self._tensors(), None
+        processes, state, total = Processes(accelerator), self._tensors(), None
         for rank in range(processes.count):
-            part = type(self).from_state_dict(processes.from_rank(mine, rank))
-            total = part if total is None else total.merge(part)
+            of_rank = type(self).from_state_dict(processes.from_rank(state, rank))
+            total = of_rank if total is None else total.merge(of_rank)
         assert total is not None
         self._become(total)
         return self
@@ -159,12 +159,12 @@ class Statistic(ABC):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of the state as contiguous tensors, ready for safetensors."""
-        return {name: part.clone(memory_format=torch.contiguous_format) for name, part in self._tensors().items()}
+        return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in self._tensors().items()}
 
     def _tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name, without copies; tensors of a part are prefixed with its name."""
-        held = {name: getattr(self, name) for name in self._declared}
-        filled = {name: value for name, value in held.items() if not (isinstance(value, list) and not value)}
+        states = {name: getattr(self, name) for name in self._declared}
+        filled = {name: value for name, value in states.items() if not (isinstance(value, list) and not value)}
         tensors = {name: torch.cat(value) if isinstance(value, list) else value for name, value in filled.items()}
         inner = {f"{name}.{key}": value for name, part in self._parts.items() for key, value in part._tensors().items()}
         return tensors | inner
@@ -173,10 +173,10 @@ class Statistic(ABC):
     def from_state_dict(cls, state: Mapping[str, Tensor]) -> Self:
         """Rebuild a statistic from :meth:`state_dict`, bit for bit, on the device of its tensors."""
         try:
-            built = cls._like(state)
+            statistic = cls._like(state)
         except KeyError as error:
             raise ValueError(f"a state of {cls.__name__} lacks {error}; it has {', '.join(sorted(state))}") from error
-        return built.load_state_dict(state)
+        return statistic.load_state_dict(state)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> Self:
         """Load a state from :meth:`state_dict` of a statistic of the same shapes, bit for bit."""
@@ -189,17 +189,17 @@ class Statistic(ABC):
             raise ValueError(f"a state of {kind} must have the keys {sorted(self._declared)}, got {sorted(state)}")
         for name, value in state.items():
             form = self._declared[name].form
-            finite = not value.is_floating_point() or bool(value.isfinite().all())
-            if not finite or (form is not None and (value.shape, value.dtype) != form[:2]):
-                want = "" if form is None else f" {form[1]} of shape {tuple(form[0])}"
+            is_finite = not value.is_floating_point() or bool(value.isfinite().all())
+            if not is_finite or (form is not None and (value.shape, value.dtype) != form[:2]):
+                expected = "" if form is None else f" {form[1]} of shape {tuple(form[0])}"
                 raise ValueError(
-                    f"{name} of a state of {kind} must be finite{want}, got {value.dtype} of shape "
-                    f"{tuple(value.shape)}{'' if finite else ' with NaN or infinity'}"
+                    f"{name} of a state of {kind} must be finite{expected}, got {value.dtype} of shape "
+                    f"{tuple(value.shape)}{'' if is_finite else ' with NaN or infinity'}"
                 )
             setattr(self, name, [value.clone()] if form is None else value.to(form[2], copy=True))
         return self
 
-    def _named(self, reduce: Reduce) -> Iterator[str]:
+    def _states_reduced_by(self, reduce: Reduce) -> Iterator[str]:
         return (name for name, declared in self._declared.items() if declared.reduce == reduce)
 
 
@@ -217,7 +217,7 @@ def product(first: Tensor, second: Tensor) -> Tensor:
 
 def within(prefix: str, state: Mapping[str, T]) -> dict[str, T]:
     """Return the entries of a state with keys that begin with a prefix, without the prefix."""
-    return {key.removeprefix(prefix): part for key, part in state.items() if key.startswith(prefix)}
+    return {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
 
 
 def _short(value: Tensor) -> str:

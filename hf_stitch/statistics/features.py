@@ -152,18 +152,18 @@ class LayerRows:
         self._folder, self._layers_x, self._same = folder, len(x), y is None
         self._dtypes = [rows.dtype for rows in (*x, *(y or ()))]
         self._like = [rows[:0].to("cpu", torch.promote_types(rows.dtype, torch.float32)) for rows in (*x, *(y or ()))]
-        self._held: list[RowStore] | None = None  # opened with the first rows, because an earlier run may be resumed
+        self._open_stores: list[RowStore] | None = None  # opened at the first rows: a run may be resumed
 
-    def _opened(self, ending: str, rows: int = 0) -> list[RowStore]:
+    def _open(self, ending: str, rows: int = 0) -> list[RowStore]:
         """Open the files and truncate them to a number of rows."""
-        paths = (self._folder / f"{place}.{ending}" for place in range(len(self._like)))
+        paths = (self._folder / f"{layer}.{ending}" for layer in range(len(self._like)))
         return [RowStore(path, resume=rows, like=like) for path, like in zip(paths, self._like, strict=True)]
 
     @property
     def _stores(self) -> list[RowStore]:
-        if self._held is None:
-            self._held = self._opened("rows")
-        return self._held
+        if self._open_stores is None:
+            self._open_stores = self._open("rows")
+        return self._open_stores
 
     @property
     def n(self) -> int:
@@ -196,8 +196,8 @@ class LayerRows:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> Self:
         """Truncate the files to the rows of the saved state."""
-        self._held = self._opened("rows", int(state["count"]))
-        for store, digest in zip(self._held, state["digests"].cpu(), strict=True):
+        self._open_stores = self._open("rows", int(state["count"]))
+        for store, digest in zip(self._open_stores, state["digests"].cpu(), strict=True):
             if not torch.equal(store.digest(), digest):
                 raise ValueError(f"{store.path} does not contain the saved rows")
         return self
@@ -213,17 +213,17 @@ class LayerRows:
 
         processes = Processes(accelerator)
         counts = processes.gather(self.n)
-        stores = self._opened("all")
+        stores = self._open("all")
         for local, store, like in zip(self._stores, stores, self._like, strict=True):
             chunk_size = max(_MESSAGE_BYTES // max(like.shape[1] * like.element_size(), 1), 1)
             for rank, count in enumerate(counts):
                 for start in range(0, count, chunk_size):
                     size = min(chunk_size, count - start)
-                    part = (
+                    chunk = (
                         local.rows()[start : start + size]
                         if processes.rank == rank
                         else like.new_empty(size, like.shape[1])
                     )
-                    store.append(broadcast(part.to(accelerator.device, copy=True), from_process=rank).cpu())
-        self._held = stores
+                    store.append(broadcast(chunk.to(accelerator.device, copy=True), from_process=rank).cpu())
+        self._open_stores = stores
         return self

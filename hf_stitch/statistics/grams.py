@@ -118,9 +118,9 @@ def packed(grams: Sequence[Gram], products: Tensor) -> Packed:
         lengths[:, start:stop] -= block.sum(2)
         lengths[:, :stop] -= block.sum(1)
     eps = torch.finfo(grams[0].products.dtype).eps
-    dead = traces <= n * (8 * eps) ** 2 * torch.stack([gram.square for gram in grams])
-    for part in (products, lengths):
-        part.index_fill_(0, dead.nonzero()[:, 0], 0)
+    is_constant = traces <= n * (8 * eps) ** 2 * torch.stack([gram.square for gram in grams])
+    for tensor in (products, lengths):
+        tensor.index_fill_(0, is_constant.nonzero()[:, 0], 0)
     return Packed(products, lengths)
 
 
@@ -136,12 +136,12 @@ def size_of(n: int) -> int:
 
 def _blocks(products: Tensor, n: int) -> Iterator[tuple[int, int, Tensor]]:
     """Yield each block of Gram matrices: its first row, the row after its last one, and (…, rows, columns)."""
-    place = 0
+    offset = 0
     for start in range(0, n, _block(n)):
         stop = min(start + _block(n), n)
         size = (stop - start) * stop
-        yield start, stop, products[..., place : place + size].unflatten(-1, (stop - start, stop))
-        place += size
+        yield start, stop, products[..., offset : offset + size].unflatten(-1, (stop - start, stop))
+        offset += size
 
 
 def gram_of(rows: Tensor, products: Tensor) -> Gram:
@@ -151,17 +151,17 @@ def gram_of(rows: Tensor, products: Tensor) -> Gram:
     the cache, and rows in blocks, so that products are not computed twice.
     """
     n = len(rows)
-    means: list[Tensor] = []  # squared norms, by chunk
+    squared_means: list[Tensor] = []  # squared norms, by chunk
     features = min(max(_ELEMENTS // n, _LEAST), _MOST)
-    room, blocks = products.new_empty(n, min(features, rows.shape[1])), [*_blocks(products, n)]
+    buffer, blocks = products.new_empty(n, min(features, rows.shape[1])), [*_blocks(products, n)]
     with in_full_precision():
-        for part in rows.split(features, 1):
-            mean = part.mean(0, dtype=products.dtype)
-            centred = torch.sub(part, mean, out=room[:, : part.shape[1]])
+        for chunk in rows.split(features, 1):
+            mean = chunk.mean(0, dtype=products.dtype)
+            centred = torch.sub(chunk, mean, out=buffer[:, : chunk.shape[1]])
             for start, stop, block in blocks:
-                block.addmm_(centred[start:stop], centred[:stop].T, beta=min(len(means), 1))
-            means.append(mean @ mean)
-    return Gram(n, products, torch.stack(means).sum())
+                block.addmm_(centred[start:stop], centred[:stop].T, beta=min(len(squared_means), 1))
+            squared_means.append(mean @ mean)
+    return Gram(n, products, torch.stack(squared_means).sum())
 
 
 @contextmanager
@@ -176,15 +176,15 @@ def in_full_precision() -> Iterator[None]:
         finally:
             torch.set_float32_matmul_precision(before)
         return
-    places = (backends.cuda.matmul, backends.mkldnn.matmul)
-    chosen = [place.fp32_precision for place in places]
+    matmuls = (backends.cuda.matmul, backends.mkldnn.matmul)
+    precisions = [matmul.fp32_precision for matmul in matmuls]
     try:
-        for place in places:
-            place.fp32_precision = "ieee"
+        for matmul in matmuls:
+            matmul.fp32_precision = "ieee"
         yield
     finally:
-        for place, precision in zip(places, chosen, strict=True):
-            place.fp32_precision = precision
+        for matmul, precision in zip(matmuls, precisions, strict=True):
+            matmul.fp32_precision = precision
 
 
 def _block(n: int) -> int:
@@ -232,8 +232,8 @@ class MinibatchGrams(Statistic):
         columns = x if y is None else y
         for name, shape in (("xx", (x,)), ("xy", (x, columns)), ("yy", (columns,))):
             self.add_state(name, torch.zeros(shape, dtype=torch.float64, device=device), "sum")
-        for place in range(x + (y or 0)):
-            self.add_state(f"pending_{place}", None, "cat")
+        for layer in range(x + (y or 0)):
+            self.add_state(f"pending_{layer}", None, "cat")
 
     coming: Tensor
     pending_0: list[Tensor]  # buffered rows of the first layer; equally many of all layers
@@ -246,13 +246,13 @@ class MinibatchGrams(Statistic):
     @property
     def _pending(self) -> list[list[Tensor]]:
         x, y = self._layers
-        return [getattr(self, f"pending_{place}") for place in range(x + (y or 0))]
+        return [getattr(self, f"pending_{layer}") for layer in range(x + (y or 0))]
 
     @torch.no_grad()
     def keep(self, rows: Tensor) -> Tensor | Gram:
         """Copy the rows of a layer for :meth:`update`; return the Gram matrix of a complete minibatch."""
-        left = -1 if self.coming < 0 or self.pending_0 else int(self.coming - self.count)
-        return _gram(rows) if len(rows) == (self.size if left >= self.size + 4 else left) else rows.clone()
+        remaining = -1 if self.coming < 0 or self.pending_0 else int(self.coming - self.count)
+        return _gram(rows) if len(rows) == (self.size if remaining >= self.size + 4 else remaining) else rows.clone()
 
     @torch.no_grad()
     def update(self, x: Sequence[Tensor | Gram], y: Sequence[Tensor | Gram] | None = None) -> Self:
@@ -266,8 +266,8 @@ class MinibatchGrams(Statistic):
             raise ValueError(f"{len(pending)} layers must have the same number of rows, got {counts}")
         if grams:
             self._add(grams)
-        for chunks, part in zip(pending, rows, strict=False):
-            chunks.append(part)
+        for chunks, layer_rows in zip(pending, rows, strict=False):
+            chunks.append(layer_rows)
         while sum(map(len, pending[0])) >= self.size + 4:
             self._add([_gram(_take(chunks, self.size)) for chunks in pending])
         return self
@@ -292,29 +292,29 @@ class MinibatchGrams(Statistic):
         return f"MinibatchGrams({self.size})"
 
     def _add(self, grams: Sequence[Gram]) -> None:
-        for total, part in zip((self.xx, self.xy, self.yy), self._minibatch(grams), strict=True):
-            total += part
+        for total, hsic in zip((self.xx, self.xy, self.yy), self._minibatch(grams), strict=True):
+            total += hsic
         self.count = self.count + grams[0].n
 
     def _minibatch(self, grams: Sequence[Gram]) -> HSIC:
         """Compute HSIC of one minibatch, weighted by its size."""
         n, (layers_x, layers_y) = grams[0].n, self._layers
-        both = packed(grams, torch.stack([gram.products for gram in grams]).double())
-        x = Packed(*(part[:layers_x] for part in both))
-        y = x if layers_y is None else Packed(*(part[layers_x:] for part in both))
-        return HSIC(*(part * n for part in unbiased(x, y)))
+        stacked = packed(grams, torch.stack([gram.products for gram in grams]).double())
+        x = Packed(*(tensor[:layers_x] for tensor in stacked))
+        y = x if layers_y is None else Packed(*(tensor[layers_x:] for tensor in stacked))
+        return HSIC(*(tensor * n for tensor in unbiased(x, y)))
 
 
 def _take(chunks: list[Tensor], count: int) -> Tensor:
     """Remove and return the first rows of the chunks."""
-    taken: list[Tensor] = []
+    pieces: list[Tensor] = []
     while count:
         chunk = chunks.pop(0)
-        taken.append(chunk[:count])
+        pieces.append(chunk[:count])
         if len(chunk) > count:
             chunks.insert(0, chunk[count:])
-        count -= len(taken[-1])
-    return taken[0] if len(taken) == 1 else torch.cat(taken)
+        count -= len(pieces[-1])
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def _gram(rows: Tensor) -> Gram:

@@ -66,12 +66,12 @@ class LayerMoments(Statistic):
         sides = [(side, rows or []) for side, rows in zip(self._sides, (x, y), strict=False)]
         for side, rows in sides:
             side.check(rows, n)
-        done = 0
-        while done < n:
-            count = min(n - done, self._rows - self._x.filled)
+        start = 0
+        while start < n:
+            count = min(n - start, self._rows - self._x.filled)
             for side, rows in sides:
-                side.put([layer[done : done + count] for layer in rows])
-            done += count
+                side.put([layer[start : start + count] for layer in rows])
+            start += count
             if self._x.filled == self._rows:
                 self._settle()
         self.count = self.count + n
@@ -82,9 +82,9 @@ class LayerMoments(Statistic):
         self._settle()
         means, owns = (
             [function(self._x, i), function(self._y, j)]
-            for function in (lambda side, at: side.origins[at] + self._offset(side, at), self._own)
+            for function in (lambda side, layer: side.origins[layer] + self._offset(side, layer), self._own)
         )
-        sxx, syy, sxy = (part[:-1, :-1] for part in (*owns, self._scatter(i, j)))
+        sxx, syy, sxy = (scatter[:-1, :-1] for scatter in (*owns, self._scatter(i, j)))
         eps = torch.stack([self._x.eps[i], self._y.eps[j]])
         return Moments.of(self.n, means[0], means[1], sxx, syy, sxy, eps)
 
@@ -96,12 +96,12 @@ class LayerMoments(Statistic):
         if not debiased:
             return squares
         # The squared distance of a row from the mean is, up to a constant, linear in all its features.
-        to_x, to_y = ([self._length(side, i) for i in range(len(side.blocks))] for side in (self._x, self._y))
-        traces_x, traces_y = (_stack(square, lambda part: part.diagonal()[:-1].sum()) for square in (own_x, own_y))
+        wx, wy = ([self._length(side, i) for i in range(len(side.blocks))] for side in (self._x, self._y))
+        traces_x, traces_y = (_stack(square, lambda matrix: matrix.diagonal()[:-1].sum()) for square in (own_x, own_y))
         lengths = HSIC(
-            torch.stack([w @ square @ w for w, square in zip(to_x, own_x, strict=True)]) + traces_x**2 / self.n,
-            self._pairs(lambda pair, i, j: to_x[i] @ pair @ to_y[j]) + torch.outer(traces_x, traces_y) / self.n,
-            torch.stack([w @ square @ w for w, square in zip(to_y, own_y, strict=True)]) + traces_y**2 / self.n,
+            torch.stack([w @ square @ w for w, square in zip(wx, own_x, strict=True)]) + traces_x**2 / self.n,
+            self._pairs(lambda pair, i, j: wx[i] @ pair @ wy[j]) + torch.outer(traces_x, traces_y) / self.n,
+            torch.stack([w @ square @ w for w, square in zip(wy, own_y, strict=True)]) + traces_y**2 / self.n,
         )
         return unbiased_pairs(self.n, squares, traces_x, traces_y, lengths)
 
@@ -201,8 +201,8 @@ class _Side(Statistic):
     @property
     def owns(self) -> list[Tensor]:
         """The co-moments of each layer with itself."""
-        parts = self.own.split([size**2 for size in self._sizes])
-        return [part.view(size, size) for part, size in zip(parts, self._sizes, strict=True)]
+        flat = self.own.split([size**2 for size in self._sizes])
+        return [comoments.view(size, size) for comoments, size in zip(flat, self._sizes, strict=True)]
 
     def check(self, rows: Sequence[Tensor], n: int) -> None:
         expected = [(n, len(origin)) for origin in self.origins]
@@ -213,9 +213,9 @@ class _Side(Statistic):
         start, end = self.filled, self.filled + len(rows[0])
         self.eps = torch.maximum(self.eps, eps_of(*rows))
         for block, origin, layer in zip(self.blocks, self.origins, rows, strict=True):
-            part = self.buffer[start:end, block]
-            features = part[:, :-1].copy_(layer).sub_(origin)
-            part[:, -1] = features.square().sum(1)
+            block_rows = self.buffer[start:end, block]
+            features = block_rows[:, :-1].copy_(layer).sub_(origin)
+            block_rows[:, -1] = features.square().sum(1)
         self.pending = [self.buffer[:end]]
 
     def settle(self) -> None:
@@ -227,8 +227,8 @@ class _Side(Statistic):
         self.pending = []
 
 
-def _stack(parts: list[Tensor], number: Callable[[Tensor], Tensor]) -> Tensor:
-    return torch.stack([number(part) for part in parts])
+def _stack(matrices: list[Tensor], number: Callable[[Tensor], Tensor]) -> Tensor:
+    return torch.stack([number(matrix) for matrix in matrices])
 
 
 def _squares(matrix: Tensor) -> Tensor:
@@ -263,7 +263,7 @@ class InterpolatedMoments(Statistic):
         device = x[0].device
         self._x, self._y = ([origin.double() for origin in side] for side in (x, y))
         factors = [_factors(a, b, device) for a, b in zip(small, large, strict=True)]
-        self._root, self._adjoint = ([pair[place] for pair in factors] for place in (0, 1))
+        self._root, self._adjoint = ([pair[index] for pair in factors] for index in (0, 1))
         # The adjoint of a constant, to compute sums over the large grid from the small grid.
         ones = torch.ones(1, math.prod(large), 1, dtype=torch.float64, device=device)
         self._ones = _along(self._adjoint, ones, large)
@@ -272,8 +272,8 @@ class InterpolatedMoments(Statistic):
         self.add_state("widths", torch.tensor([len(origin) for origin in (*x, *y)]), "same")
         self.add_state("origins", torch.cat([*self._x, *self._y]), "same")
         self.add_state("eps", torch.zeros(len(x), dtype=torch.float64), "max")
-        about = [[torch.zeros_like(origin) for origin in side] for side in (self._x, self._y)]
-        self.add_part("rows", LayerMoments(about[0], [*about[1], self._ones.new_zeros(1)]))
+        zeros = [[torch.zeros_like(origin) for origin in side] for side in (self._x, self._y)]
+        self.add_part("rows", LayerMoments(zeros[0], [*zeros[1], self._ones.new_zeros(1)]))
 
     @classmethod
     def _like(cls, state: Mapping[str, Tensor]) -> Self:
@@ -286,11 +286,11 @@ class InterpolatedMoments(Statistic):
         """Add a batch, ``(batch, positions, width)`` for each layer."""
         small, large = (tuple(grid) for grid in self.grids.tolist())
         self.eps = torch.maximum(self.eps, eps_of(*x))
-        first = [_along(self._root, v.to(o) - o, small) for v, o in zip(x, self._x, strict=True)]
+        rows_x = [_along(self._root, v.to(o) - o, small) for v, o in zip(x, self._x, strict=True)]
         # Subtract the origin on the small grid.
-        second = [_along(self._adjoint, v.to(o), large) - self._ones * o for v, o in zip(y, self._y, strict=True)]
-        second.append(self._ones.expand(len(x[0]), -1, -1))
-        self.rows.update([rows.flatten(0, 1) for rows in first], [rows.flatten(0, 1) for rows in second])
+        rows_y = [_along(self._adjoint, v.to(o), large) - self._ones * o for v, o in zip(y, self._y, strict=True)]
+        rows_y.append(self._ones.expand(len(x[0]), -1, -1))
+        self.rows.update([rows.flatten(0, 1) for rows in rows_x], [rows.flatten(0, 1) for rows in rows_y])
         return self
 
     def moments(self, i: int, j: int, full_y: Moments) -> Moments:

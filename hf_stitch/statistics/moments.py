@@ -90,13 +90,13 @@ class Moments(Statistic):
         """
         moments = cls(mean_x.numel(), mean_y.numel(), mean_x.device)
         for key, value in (("mean_x", mean_x), ("mean_y", mean_y), ("sxx", sxx), ("syy", syy), ("sxy", sxy)):
-            place: Tensor = getattr(moments, key)
-            if value.shape != place.shape or not value.isfinite().all():
+            destination: Tensor = getattr(moments, key)
+            if value.shape != destination.shape or not value.isfinite().all():
                 raise ValueError(
-                    f"{key} must be finite and of shape {tuple(place.shape)}, got shape {tuple(value.shape)}"
+                    f"{key} must be finite and of shape {tuple(destination.shape)}, got shape {tuple(value.shape)}"
                     + ("" if value.isfinite().all() else " with NaN or infinity")
                 )
-            place.copy_(value)
+            destination.copy_(value)
         moments.count, moments.eps = torch.tensor(int(n)), torch.as_tensor(eps, dtype=torch.float64).cpu()
         moments.scatter[moments.dx :, : moments.dx] = moments.sxy.T
         return moments
@@ -171,10 +171,10 @@ class Moments(Statistic):
             >>> Moments(1, 1).update(torch.ones(4, 1), torch.ones(4, 1)).about_origin().sxx.item()
             4.0
         """
-        raw = Moments(self.dx, self.dy, self.device)
-        raw.count, raw.eps = self.count.clone(), self.eps.clone()
-        raw.scatter = self.scatter.addr(self.mean, self.mean, alpha=self.n)
-        return raw
+        uncentred = Moments(self.dx, self.dy, self.device)
+        uncentred.count, uncentred.eps = self.count.clone(), self.eps.clone()
+        uncentred.scatter = self.scatter.addr(self.mean, self.mean, alpha=self.n)
+        return uncentred
 
     def __repr__(self) -> str:
         return f"Moments(dx={self.dx}, dy={self.dy}, n={self.n}, device='{self.device}')"
@@ -201,9 +201,9 @@ def _checked(name: str, raw_rows: Rows, width: int, device: torch.device) -> Ten
     rows = rows.to(device)
     for number, chunk in enumerate(torch.split(rows, _BLOCK_ROWS)):
         # The norm also detects numbers that overflow when squared.
-        finite = torch.linalg.vector_norm(chunk.double(), dim=1).isfinite()
-        if not finite.all():
-            row = number * _BLOCK_ROWS + int(finite.logical_not().nonzero()[0])
+        is_finite = torch.linalg.vector_norm(chunk.double(), dim=1).isfinite()
+        if not is_finite.all():
+            row = number * _BLOCK_ROWS + int(is_finite.logical_not().nonzero()[0])
             raise ValueError(
                 f"{name}: row {row} of {len(rows)} contains NaN, infinity or a number too large to square; "
                 "drop such rows (on both sides) or run the network in a wider dtype"

@@ -15,8 +15,8 @@ from hf_stitch.stitches.base import Stitch
 from hf_stitch.stitches.linear import IdentityStitch, LinearStitch
 from hf_stitch.stitches.sequence import SequenceStitch
 
-POOLED = ("mean", "cls", "last")
-Pairs = dict[str, tuple[Tensor, Tensor]]
+POOLED = ("mean", "cls", "last")  # poolings to one vector with the width of a position
+Pairs = dict[str, tuple[Tensor, Tensor]]  # part of a stitching layer -> rows of source and target
 
 
 class StitchingLayer(nn.Module):
@@ -141,8 +141,10 @@ class StitchingLayer(nn.Module):
             mapped = mapped[:, None]
         if spec.layout != "bnd":
             assert spec.grid is not None
-            placed = mapped.reshape(values.shape[0], *((1, 1) if self.pooling in POOLED else spec.grid), spec.width)
-            return placed if spec.layout == "bhwc" else placed.permute(0, 3, 1, 2).contiguous()
+            grid_values = mapped.reshape(
+                values.shape[0], *((1, 1) if self.pooling in POOLED else spec.grid), spec.width
+            )
+            return grid_values if spec.layout == "bhwc" else grid_values.permute(0, 3, 1, 2).contiguous()
         if self.prefix is None:
             return mapped
         tokens = self._map("prefix", source_prefix(representation)).unflatten(1, (spec.prefix_tokens, spec.width))

@@ -39,20 +39,20 @@ class Checkpoint:
         sweep(folder)
         self.folder, self.lasting = folder, lasting
         self.rows = folder / f"rows-{rank}"
-        self._about, self._path = folder / "job.json", folder / f"state-{rank}.safetensors"
+        self._job_file, self._path = folder / "job.json", folder / f"state-{rank}.safetensors"
         self._writes = rank == 0
-        self._took, self._saved = 0.0, -math.inf
+        self._save_seconds, self._last_save = 0.0, -math.inf
         if not self._path.exists():
             shutil.rmtree(self.rows, ignore_errors=True)
 
     def begin(self, recipe: Mapping[str, Any], decide: Callable[[], T]) -> T:
         """Return the decisions of an interrupted job, or make and save the decisions of a new job."""
-        if self._about.is_file():
-            with self._readable(self._about):
-                saved = json.loads(self._about.read_bytes())
-                if saved.pop("digest", None) != _digest(saved):
+        if self._job_file.is_file():
+            with self._readable(self._job_file):
+                saved_job = json.loads(self._job_file.read_bytes())
+                if saved_job.pop("digest", None) != _digest(saved_job):
                     raise ValueError("it is damaged, or was written by version 0.2 or earlier")
-                saved_recipe, decisions = _flat(saved["recipe"]), saved["decided"]
+                saved_recipe, decisions = _flat(saved_job["recipe"]), saved_job["decided"]
             recipe_now = _flat(recipe)
             differences = [
                 f"{key} ({_short(saved_recipe.get(key))}, now {_short(recipe_now.get(key))})"
@@ -61,7 +61,7 @@ class Checkpoint:
             ]
             if differences:
                 raise ValueError(
-                    f"{self._about.parent} contains the state of a different job: {'; '.join(differences)}. Use "
+                    f"{self._job_file.parent} contains the state of a different job: {'; '.join(differences)}. Use "
                     "another folder, or empty this one"
                 )
         else:
@@ -69,9 +69,9 @@ class Checkpoint:
         job = {"recipe": recipe, "decided": decisions}
         # Other processes may have begun before the first one wrote its decisions.
         self._key = f"{self._path.name} of {_digest(job if self._writes else recipe)}"
-        if self._writes and self.lasting and not self._about.is_file():
+        if self._writes and self.lasting and not self._job_file.is_file():
             text = json.dumps({**job, "digest": _digest(job)}, indent=2)
-            write_whole(self._about, lambda path: path.write_text(text, encoding="utf-8"))
+            write_whole(self._job_file, lambda path: path.write_text(text, encoding="utf-8"))
         return decisions
 
     def load(
@@ -102,14 +102,14 @@ class Checkpoint:
 
     def due(self, done: bool) -> bool:
         """Return whether to save now: at the end, and while saving takes less than :data:`SAVING` of the time."""
-        return self.lasting and (done or time.monotonic() - self._saved > self._took / SAVING)
+        return self.lasting and (done or time.monotonic() - self._last_save > self._save_seconds / SAVING)
 
     def save(self, position: int, tensors: Mapping[str, Tensor]) -> None:
         """Save the state atomically; if the process is killed, the previous state stays."""
         start = time.monotonic()
         write_tensors(self._path, self._key, tensors, {"position": position})
-        self._saved = time.monotonic()
-        self._took = self._saved - start
+        self._last_save = time.monotonic()
+        self._save_seconds = self._last_save - start
 
 
 def _digest(values: Any) -> str:

@@ -29,7 +29,7 @@ from hf_stitch.printing import make_visible
 
 T = TypeVar("T")
 
-KEPT = "the previous contents are unchanged"
+KEPT = "the previous contents are unchanged"  # end of error messages about a failed write
 UNFINISHED = ".unfinished"
 """Suffix of temporary folders, which are named ``<name>.<machine>.<process>.<thread>.unfinished``."""
 _MACHINE = re.sub(r"\W", "", socket.gethostname())
@@ -89,9 +89,9 @@ def is_abandoned(path: Path) -> bool:
 
 def sweep(folder: Path, name: str = "*") -> None:
     """Remove temporary files of killed processes on this machine from a folder."""
-    for left in folder.glob(f"{name}.*{UNFINISHED}"):
-        if is_abandoned(left):
-            remove(left)
+    for temporary in folder.glob(f"{name}.*{UNFINISHED}"):
+        if is_abandoned(temporary):
+            remove(temporary)
 
 
 def remove(path: Path) -> None:
@@ -127,9 +127,11 @@ def reading(files: Iterable[Path]) -> Iterator[None]:
     except Exception as error:
         make_visible(error)
         gone = getattr(error, "errno", None) == errno.ENOENT  # safetensors raises it without a number for closed files
-        if closed := [str(path) for path in existing if not gone and not os.access(path, os.R_OK) and path.is_file()]:
+        if unreadable := [
+            str(path) for path in existing if not gone and not os.access(path, os.R_OK) and path.is_file()
+        ]:
             raise PermissionError(
-                f"{', '.join(closed)}: permission denied ({error}); ask the owner to let you read it (chmod a+r)"
+                f"{', '.join(unreadable)}: permission denied ({error}); ask the owner to let you read it (chmod a+r)"
             ) from error
         raise
 
@@ -145,8 +147,8 @@ def decoding(path: str | Path) -> Iterator[None]:
     except (ValueError, OSError) as error:
         if str(path) in str(error):
             raise
-        kind = OSError if isinstance(error, OSError) else ValueError
-        raise kind(f"{path} cannot be read: {error}") from error
+        error_class = OSError if isinstance(error, OSError) else ValueError
+        raise error_class(f"{path} cannot be read: {error}") from error
     except Exception as error:
         raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
@@ -166,11 +168,11 @@ def flush(*paths: Path) -> None:
     for path in paths:
         if path.is_dir() and os.name == "nt":  # Windows opens no folders
             continue
-        opened = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
         try:
-            os.fsync(opened)
+            os.fsync(descriptor)
         finally:
-            os.close(opened)
+            os.close(descriptor)
 
 
 @contextmanager
@@ -182,8 +184,8 @@ def readable_errors(failure: str, remedy: str) -> Iterator[None]:
         signs = "os error", "IoError(Os"  # as safetensors and tokenizers write it, and older safetensors
         if not isinstance(error, OSError) and not any(sign in str(error) for sign in signs):
             raise
-        kind = PermissionError if isinstance(error, PermissionError) else OSError
-        readable = kind(f"{failure} ({getattr(error, 'strerror', None) or error}); {remedy}")
+        error_class = PermissionError if isinstance(error, PermissionError) else OSError
+        readable = error_class(f"{failure} ({getattr(error, 'strerror', None) or error}); {remedy}")
         readable.errno = getattr(error, "errno", None)
         raise readable from error
 
@@ -236,17 +238,17 @@ def complete(folder: Path) -> None:
 def load_whole(folder: Path, first: str, load: Callable[[], T]) -> T:
     """Load all old or all new files of a folder that another process may replace during loading."""
     while True:
-        before = _identity(folder / first)
+        identity = _identity(folder / first)
         complete(folder)
         try:
             with reading(folder.glob("*")):
                 loaded = load()
         except (ValueError, FileNotFoundError):
             complete(folder)
-            if _identity(folder / first) == before:
+            if _identity(folder / first) == identity:
                 raise
         else:
-            if _identity(folder / first) == before:  # otherwise, a file may have been replaced before the check
+            if _identity(folder / first) == identity:  # otherwise, a file may have been replaced before the check
                 return loaded
 
 
@@ -282,15 +284,17 @@ def _read(journal: Path) -> tuple[list[str], list[str]]:
     """Read a journal; it may be untrusted, so it may only name plain files of this folder."""
     try:
         contents = json.loads(journal.read_bytes())
-        parts = contents["files"], contents["stale"]
+        name_lists = contents["files"], contents["stale"]
         all_plain = all(
-            isinstance(name, str) and Path(name).name == name not in ("", "..") for part in parts for name in part
+            isinstance(name, str) and Path(name).name == name not in ("", "..")
+            for names in name_lists
+            for name in names
         )
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{journal} is damaged ({error}); delete the folder {journal.parent}") from error
     if not all_plain or any(path.is_symlink() for path in (journal.parent, journal.parent / NEW)):
         raise ValueError(f"{journal} names files outside its folder; delete the folder {journal.parent}")
-    return parts
+    return name_lists
 
 
 @contextmanager

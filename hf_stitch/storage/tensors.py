@@ -19,10 +19,10 @@ from hf_stitch.storage.files import reading, write_whole
 
 def write_tensors(path: Path, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write a safetensors file with a digest, atomically."""
-    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    cpu_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(about)
-    metadata = {"about": text, "digest": _digest(key, text, stored)}
-    write_whole(path, lambda temporary: save_file(stored, temporary, metadata=metadata))
+    metadata = {"about": text, "digest": _digest(key, text, cpu_tensors)}
+    write_whole(path, lambda temporary: save_file(cpu_tensors, temporary, metadata=metadata))
 
 
 def read_tensors(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -109,7 +109,7 @@ class Task(ABC):
             head: Name of the class of the network.
             config: Its config, or ``None`` if it is unknown.
         """
-        return any(part in head for part in cls.heads)
+        return any(substring in head for substring in cls.heads)
 
     def model_for(self, modality: str) -> Any:
         """Return the class of stitched models for samples of a modality.
@@ -214,12 +214,12 @@ class Task(ABC):
         Measures of several predictors have an axis of predictors after the samples; measures of the target do not.
         """
         target = measured["target"]
-        several = {
+        has_predictor_axis = {
             who: any(name in target and values.ndim > target[name].ndim for name, values in row.items())
             for who, row in measured.items()
         }
         rows = {
-            who: {name: values if several[who] else values[:, None] for name, values in row.items()}
+            who: {name: values if has_predictor_axis[who] else values[:, None] for name, values in row.items()}
             for who, row in measured.items()
         }
         chunks_of: dict[str, list[dict[str, Array]]] = {name: [] for name in measured}
@@ -228,7 +228,7 @@ class Task(ABC):
                 figures = self.figures_of(measures, rows["target"], weights)
                 if "error" in measures:
                     figures["structural_error"] = total(weights, measures["error"]) / total(weights, measures["norm"])
-                chunks_of[who].append({name: v if several[who] else v[:, 0] for name, v in figures.items()})
+                chunks_of[who].append({name: v if has_predictor_axis[who] else v[:, 0] for name, v in figures.items()})
         return {
             who: {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
             for who, chunks in chunks_of.items()
@@ -313,18 +313,20 @@ def widened(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return logits.to(torch.promote_types(logits.dtype, torch.float32)), labels.to(logits.device)
 
 
-def divergence(logs: Tensor, of_target: Tensor) -> Tensor:
+def divergence(logs: Tensor, target_logs: Tensor) -> Tensor:
     """Return the Kullback-Leibler divergences of log-probabilities from the target's, in nats."""
-    return (of_target.exp() * (of_target - logs).where(of_target > -torch.inf, 0)).sum(-1)
+    return (target_logs.exp() * (target_logs - logs).where(target_logs > -torch.inf, 0)).sum(-1)
 
 
-def concatenated(parts: Sequence[Array]) -> Array:
+def concatenated(arrays: Sequence[Array]) -> Array:
     """Concatenate measures of batches; shorter rows of tokens are padded with NaN."""
-    if len({part.shape[1:] for part in parts}) > 1:
-        width = max(part.shape[-1] for part in parts)
-        paddings = ([(0, 0)] * (part.ndim - 1) + [(0, width - part.shape[-1])] for part in parts)
-        parts = [np.pad(part, padding, constant_values=np.nan) for part, padding in zip(parts, paddings, strict=True)]
-    return np.concatenate(parts)
+    if len({array.shape[1:] for array in arrays}) > 1:
+        width = max(array.shape[-1] for array in arrays)
+        paddings = ([(0, 0)] * (array.ndim - 1) + [(0, width - array.shape[-1])] for array in arrays)
+        arrays = [
+            np.pad(array, padding, constant_values=np.nan) for array, padding in zip(arrays, paddings, strict=True)
+        ]
+    return np.concatenate(arrays)
 
 
 def total(weights: Array, values: Array) -> Array:
@@ -357,10 +359,10 @@ def most_likely(logits: Tensor) -> Tensor:
 
 def check_predictions(values: Tensor, batch: Batch, subject: str = "the logits of the target are") -> None:
     """Raise an error if values of a sample are not finite; a finite ``logsumexp`` of logits gives probabilities."""
-    bad = ~values.isfinite().all(1)
-    if bool(bad.any()):
+    is_bad = ~values.isfinite().all(1)
+    if bool(is_bad.any()):
         raise ValueError(
-            f"{subject} NaN or infinite for sample {batch.ids[int(bad.nonzero()[0])]!r}; drop it, or run the target "
+            f"{subject} NaN or infinite for sample {batch.ids[int(is_bad.nonzero()[0])]!r}; drop it, or run the target "
             "in a wider dtype"
         )
 
@@ -368,7 +370,7 @@ def check_predictions(values: Tensor, batch: Batch, subject: str = "the logits o
 def as_arrays(measured: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Any]]:
     """Return tensors as float64 arrays, copied from their device in one transfer."""
     tensors = [values for row in measured.values() for values in row.values()]
-    parts = iter(
+    flat = iter(
         torch.cat([tensor.double().flatten() for tensor in tensors]).cpu().split([tensor.numel() for tensor in tensors])
     )
-    return {name: {key: next(parts).view(v.shape).numpy() for key, v in row.items()} for name, row in measured.items()}
+    return {name: {key: next(flat).view(v.shape).numpy() for key, v in row.items()} for name, row in measured.items()}

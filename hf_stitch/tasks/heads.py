@@ -30,8 +30,8 @@ def task_of_problem(name: str | None, problem_type: str | None) -> str | None:
     if problem_type in (None, task.problem_type or SINGLE_LABEL):
         return name
     for related in registries.tasks:
-        kind = registries.tasks.get(related)
-        if kind.family == task.family and problem_type == (kind.problem_type or SINGLE_LABEL):
+        task_class = registries.tasks.get(related)
+        if task_class.family == task.family and problem_type == (task_class.problem_type or SINGLE_LABEL):
             return related
     raise ValueError(f"config.problem_type {problem_type!r} does not fit a head for {name}")
 
@@ -70,8 +70,8 @@ def task_of_head(task: str | None, head_task: str | None) -> str | None:
     """Return the task of a head; versions up to 0.2 recorded regression and multi-label heads as classification."""
     if task is None or head_task is None or not registries.tasks.get(task).classifies:
         return task
-    kind = registries.tasks.get(head_task)
-    return head_task if kind.family == registries.tasks.get(task).family and not kind.classifies else task
+    head_class = registries.tasks.get(head_task)
+    return head_task if head_class.family == registries.tasks.get(task).family and not head_class.classifies else task
 
 
 def task_of(target: Adapter, task: str | None) -> str | None:
@@ -80,19 +80,19 @@ def task_of(target: Adapter, task: str | None) -> str | None:
         return None
     check_head(target)
     head_task = target.task
-    chosen = head_task if task == "auto" else task
-    if chosen in (None, WITHOUT_HEAD):
+    task_name = head_task if task == "auto" else task
+    if task_name in (None, WITHOUT_HEAD):
         return None
-    selected: Task = registries.tasks.build(chosen)
+    task_object: Task = registries.tasks.build(task_name)
     class_name = type(target.model).__name__
-    if head_task not in (None, chosen) and (
-        not selected.family or registries.tasks.get(head_task).family != selected.family
+    if head_task not in (None, task_name) and (
+        not task_object.family or registries.tasks.get(head_task).family != task_object.family
     ):
-        raise ValueError(f"task={chosen!r} is not the task of {class_name} (head for {head_task}); remove task")
-    if requirement := _difference(target, selected):
-        remedy = "use task=None" if head_task == chosen else "remove task, or use task=None"
-        raise ValueError(f"task={chosen!r} requires {requirement}; {remedy}")
-    return chosen
+        raise ValueError(f"task={task_name!r} is not the task of {class_name} (head for {head_task}); remove task")
+    if requirement := _difference(target, task_object):
+        remedy = "use task=None" if head_task == task_name else "remove task, or use task=None"
+        raise ValueError(f"task={task_name!r} requires {requirement}; {remedy}")
+    return task_name
 
 
 @torch.no_grad()

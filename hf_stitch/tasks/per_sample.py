@@ -52,8 +52,8 @@ class OfSamples(Task):
     def difference(self, network: Adapter, output: Any) -> str:
         """Return the unmet requirement of this task on the output of a network."""
         shape = tuple(logits_of(output).shape)
-        wrong = len(shape) != 2 or shape[1] < self.least
-        return f"{self.needs}, but {type(network.model).__name__} outputs {shape}" if wrong else ""
+        is_wrong = len(shape) != 2 or shape[1] < self.least
+        return f"{self.needs}, but {type(network.model).__name__} outputs {shape}" if is_wrong else ""
 
 
 class OfLabelValues(OfSamples):
@@ -99,8 +99,8 @@ class Classification(OfSamples):
     @classmethod
     def takes(cls, head: str, config: Any) -> bool:
         """Return whether the head predicts one class per sample."""
-        kind, count = (getattr(config, name, None) for name in ("problem_type", "num_labels"))
-        return super().takes(head, config) and kind not in (MULTI_LABEL, REGRESSION) and count != 1
+        problem_type, count = (getattr(config, name, None) for name in ("problem_type", "num_labels"))
+        return super().takes(head, config) and problem_type not in (MULTI_LABEL, REGRESSION) and count != 1
 
     def labels(self, samples: Samples | Batch) -> Sequence[int] | None:
         """Return the classes."""
@@ -122,19 +122,21 @@ class Classification(OfSamples):
         measured: dict[str, Answers] = {}
         for shape in dict.fromkeys(values.shape for values in logits.values()):
             names = [name for name, values in logits.items() if values.shape == shape]
-            values, of_target = torch.stack([logits[name].float() for name in names]), logits["target"].float()
+            values, reference = torch.stack([logits[name].float() for name in names]), logits["target"].float()
             predicted, logs = most_likely(values), values.log_softmax(-1)
-            rows = {"class": predicted, "agreement": predicted == most_likely(of_target)}
+            rows = {"class": predicted, "agreement": predicted == most_likely(reference)}
             if batch.labels is not None:
                 self.check_labels(batch, shape[-1])
                 labels = torch.as_tensor(batch.labels, device=values.device).expand(len(names), -1)
                 rows |= {"label": labels, "right": predicted == labels}
                 rows["cross_entropy"] = -logs.gather(-1, labels[..., None]).squeeze(-1)
-            if shape == of_target.shape:  # total variation distance between class probabilities
-                rows["distance"] = (values.softmax(-1) - of_target.softmax(-1)).abs().sum(-1) / 2
-                rows["kl_divergence"] = divergence(logs, of_target.log_softmax(-1))
+            if shape == reference.shape:  # total variation distance between class probabilities
+                rows["distance"] = (values.softmax(-1) - reference.softmax(-1)).abs().sum(-1) / 2
+                rows["kl_divergence"] = divergence(logs, reference.log_softmax(-1))
             table = as_arrays({"": rows})[""]
-            measured |= {name: {key: of[place].copy() for key, of in table.items()} for place, name in enumerate(names)}
+            measured |= {
+                name: {key: column[row].copy() for key, column in table.items()} for row, name in enumerate(names)
+            }
         return measured
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
@@ -232,10 +234,10 @@ class MultiLabel(OfLabelValues):
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
         """Return the class frequencies of the labels (or of the target's predictions) as probabilities."""
         target = measured["target"]
-        of: Array = target.get("label", target["score"] > 0)
+        labels: Array = target.get("label", target["score"] > 0)
         with np.errstate(divide="ignore"):
-            share = of.mean(0)
-            return {"score": np.broadcast_to(np.log(share) - np.log1p(-share), of.shape)}
+            share = labels.mean(0)
+            return {"score": np.broadcast_to(np.log(share) - np.log1p(-share), labels.shape)}
 
     def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
         """Compute the figures.
@@ -251,10 +253,10 @@ class MultiLabel(OfLabelValues):
         agreement = {"agreement": _f1(*_counts(predicted, target["score"] > 0, weights))}
         if label is None:
             return agreement
-        counts, of_target = (_counts(row["score"] > 0, label, weights) for row in (own, target))
+        counts, target_counts = (_counts(row["score"] > 0, label, weights) for row in (own, target))
         micro, exact = _f1(*counts), (predicted == label).all(-1).astype(float)
         return {
-            "relative_micro_f1": ratio(micro, _f1(*of_target)), **agreement,
+            "relative_micro_f1": ratio(micro, _f1(*target_counts)), **agreement,
             "micro_f1": micro, "macro_f1": _macro(_of_classes(*counts), counts[2]),
             "mean_average_precision": _macro(_average_precision(own["score"], label, weights), counts[2]),
             "exact_match": total(weights, exact) / weights.sum(1)[:, None],
@@ -325,22 +327,22 @@ def _of_classes(right: Array, predicted: Array, true: Array) -> Array:
 
 def _macro(values: Array, true: Array) -> Array:
     """Return the mean over classes with at least one sample."""
-    has = true > 0
-    return ratio(np.where(has, values, 0).sum(-1), has.sum(-1))
+    is_present = true > 0
+    return ratio(np.where(is_present, values, 0).sum(-1), is_present.sum(-1))
 
 
 def _average_precision(score: Array, label: Array, weights: Array) -> Array:
     """Return ``Σ (recall - recall before) · precision`` over thresholds, of each class; equal scores are one step."""
     precisions = np.empty((len(weights), *score.shape[1:]))
-    for predictor, kind in np.ndindex(*score.shape[1:]):
-        order = np.argsort(-score[:, predictor, kind], kind="stable")
-        ranked = score[order, predictor, kind]
-        last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
-        drawn, true = weights[:, order], label[order, 0, kind]
-        right, seen = (drawn * true).cumsum(1)[:, last], drawn.cumsum(1)[:, last]
-        precision = np.divide(right, seen, out=np.zeros_like(right), where=seen > 0)
+    for predictor, class_index in np.ndindex(*score.shape[1:]):
+        order = np.argsort(-score[:, predictor, class_index], kind="stable")
+        ranked = score[order, predictor, class_index]
+        step_ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
+        sorted_weights, true = weights[:, order], label[order, 0, class_index]
+        right, predicted = (sorted_weights * true).cumsum(1)[:, step_ends], sorted_weights.cumsum(1)[:, step_ends]
+        precision = np.divide(right, predicted, out=np.zeros_like(right), where=predicted > 0)
         steps = np.diff(right, axis=1, prepend=0)
-        precisions[:, predictor, kind] = ratio((steps * precision).sum(1), right[:, -1])
+        precisions[:, predictor, class_index] = ratio((steps * precision).sum(1), right[:, -1])
     return precisions
 
 
@@ -361,8 +363,10 @@ class Regression(OfLabelValues):
     @classmethod
     def takes(cls, head: str, config: Any) -> bool:
         """Return whether the head outputs numbers."""
-        kind, count = (getattr(config, name, None) for name in ("problem_type", "num_labels"))
-        return super().takes(head, config) and kind != MULTI_LABEL and (kind == REGRESSION or count == 1)
+        problem_type, count = (getattr(config, name, None) for name in ("problem_type", "num_labels"))
+        return (
+            super().takes(head, config) and problem_type != MULTI_LABEL and (problem_type == REGRESSION or count == 1)
+        )
 
     def check_labels(self, samples: Samples | Batch, outputs: int) -> None:
         """Check that labels have one number for each output."""
@@ -372,8 +376,8 @@ class Regression(OfLabelValues):
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
         """Return the mean label of the scored samples, or the mean output of the target without labels."""
-        of: Array = measured["target"].get("label", measured["target"]["value"])
-        return {"value": np.broadcast_to(of.mean(0), of.shape)}
+        labels: Array = measured["target"].get("label", measured["target"]["value"])
+        return {"value": np.broadcast_to(labels.mean(0), labels.shape)}
 
     def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
         """Compute the figures, each a mean over outputs.
@@ -392,10 +396,10 @@ class Regression(OfLabelValues):
         agreement = {"agreement": _explained(value, target["value"], weights)}
         if label is None:
             return agreement
-        r2, of_target = (_explained(row["value"], label, weights) for row in (own, target))
+        r2, target_r2 = (_explained(row["value"], label, weights) for row in (own, target))
         constant = np.ptp(value, 0) <= 1e-6 * np.abs(value).max(0)
         return {
-            "relative_r2": ratio(r2, of_target), **agreement, "r2": r2,
+            "relative_r2": ratio(r2, target_r2), **agreement, "r2": r2,
             "mse": total(weights, np.square(value - label).mean(-1)) / weights.sum(1)[:, None],
             "pearson": np.where(constant, np.nan, _pearson(value, label, weights)).mean(-1),
             "spearman": np.where(constant, np.nan, _spearman(value, label, weights)).mean(-1),
@@ -461,8 +465,8 @@ def _explained(values: Array, labels: Array, weights: Array) -> Array:
 def _pearson(values: Array, labels: Array, weights: Array) -> Array:
     """Return the correlation of each output, (resamples, predictors, outputs)."""
     x, y = values - values.mean(0), labels - labels.mean(0)
-    both = total(weights, x * y) - total(weights, x) * total(weights, y) / weights.sum(1)[:, None, None]
-    correlations: Array = both / np.sqrt(_variation(x, weights) * _variation(y, weights))
+    covariance = total(weights, x * y) - total(weights, x) * total(weights, y) / weights.sum(1)[:, None, None]
+    correlations: Array = covariance / np.sqrt(_variation(x, weights) * _variation(y, weights))
     return correlations
 
 
@@ -480,9 +484,9 @@ def _spearman(values: Array, labels: Array, weights: Array) -> Array:
 
 def _ranks(values: Array, weights: Array) -> Array:
     """Return the ranks of values in each resample, minus their mean; a sample occurs as often as its weight."""
-    _, place = np.unique(values, return_inverse=True)
-    order = np.argsort(place, kind="stable")
-    starts = np.flatnonzero(np.diff(place[order], prepend=-1))
+    _, level = np.unique(values, return_inverse=True)
+    order = np.argsort(level, kind="stable")
+    starts = np.flatnonzero(np.diff(level[order], prepend=-1))
     equal = np.add.reduceat(weights[:, order], starts, axis=1)
-    ranks: Array = (np.cumsum(equal, 1) - equal / 2)[:, place] - weights.sum(1, keepdims=True) / 2
+    ranks: Array = (np.cumsum(equal, 1) - equal / 2)[:, level] - weights.sum(1, keepdims=True) / 2
     return ranks

@@ -20,7 +20,7 @@ from hf_stitch.printing import see
 from hf_stitch.tasks.base import IGNORED, Answers, Array, Side, Whole, as_arrays, logits_of, ratio, total
 from hf_stitch.tasks.tokens import PerToken, check_same_tokens, mask_of
 
-WORD = re.compile(r"\S+")
+WORD = re.compile(r"\S+")  # words are separated by white space
 IOB = re.compile(r"O|[BIES]-.+", re.DOTALL)
 """Class names in the IOB or IOBES scheme for entities."""
 
@@ -42,9 +42,9 @@ class OfTokens(PerToken):
     def difference(self, network: Adapter, output: Any) -> str:
         """Return the unmet requirement of this task on the output of a network."""
         shape, ids = tuple(logits_of(output).shape), dict(network.example)[network.interface.content[0]]
-        wrong = len(shape) != 3 or shape[:2] != tuple(ids.shape[:2]) or ids.is_floating_point()
+        is_wrong = len(shape) != 3 or shape[:2] != tuple(ids.shape[:2]) or ids.is_floating_point()
         expected = f"logits (samples, tokens, classes) for token ids {tuple(ids.shape)}"
-        return f"{expected}, but {type(network.model).__name__} outputs {shape}" if wrong else ""
+        return f"{expected}, but {type(network.model).__name__} outputs {shape}" if is_wrong else ""
 
     def apart(self, own: Answers, target: Answers) -> Array:
         """Return the share of different predictions for each sample."""
@@ -84,8 +84,8 @@ class Words(OfTokens):
 
     def check_labels(self, samples: Samples | Batch, outputs: int) -> None:
         """Check that each word has a class of the network, or -100."""
-        parts = [samples] if isinstance(samples, Batch) else samples.batches(256)
-        for batch in parts:
+        batches = [samples] if isinstance(samples, Batch) else samples.batches(256)
+        for batch in batches:
             for id_, text, label in zip(batch.ids, batch.samples, batch.label_values or (), strict=False):
                 words = len(WORD.findall(_text(text)))
                 if not isinstance(label, tuple) or len(label) != words:
@@ -93,7 +93,7 @@ class Words(OfTokens):
                         f"sample {id_!r} has {words} words (separated by white space) and the label {label}, but "
                         f"{self.name} requires a list with the class of each word, -100 for ignored words"
                     )
-                if wrong := [kind for kind in label if kind != IGNORED and kind not in range(outputs)]:
+                if wrong := [number for number in label if number != IGNORED and number not in range(outputs)]:
                     raise ValueError(
                         f"sample {id_!r} has label {wrong[0]}, but the target predicts classes 0 to {outputs - 1}"
                         + see("other-labels")
@@ -104,8 +104,8 @@ class Words(OfTokens):
         labels_of_tokens = _first_tokens(network, samples)
         if labels is None:
             return labels_of_tokens.clamp(max=0)
-        for row, of_text in zip(labels_of_tokens, labels, strict=True):
-            classes = torch.tensor(of_text, device=row.device)
+        for row, word_classes in zip(labels_of_tokens, labels, strict=True):
+            classes = torch.tensor(word_classes, device=row.device)
             row[row >= 0] = classes[row[row >= 0]]
         return labels_of_tokens
 
@@ -118,16 +118,18 @@ class Words(OfTokens):
         if labels is not None:
             self.check_labels(batch, logits["target"].shape[-1])
         asked = self.asked(self._network, twin.samples, labels)
-        measured, real = self.counts(logits, asked, twin, labelled=labels is not None), asked != IGNORED
-        best, names = logits["target"].argmax(-1), self._names(logits["target"].shape[-1])
-        kinds, of = torch.arange(logits["target"].shape[-1], device=real.device), measured["target"]
-        of |= as_arrays({"": {"predicted": ((best[..., None] == kinds) & real[..., None]).sum(1)}})[""]
+        measured, has_label = (self.counts(logits, asked, twin, labelled=labels is not None), asked != IGNORED)
+        predictions, names = logits["target"].argmax(-1), self._names(logits["target"].shape[-1])
+        classes, of_target = (torch.arange(logits["target"].shape[-1], device=has_label.device), measured["target"])
+        counts = ((predictions[..., None] == classes) & has_label[..., None]).sum(1)
+        of_target |= as_arrays({"": {"predicted": counts}})[""]
         if labels is not None:
-            of |= as_arrays({"": {"label": (asked[..., None] == kinds).sum(1)}})[""]
+            of_target |= as_arrays({"": {"label": (asked[..., None] == classes).sum(1)}})[""]
             if names:
                 for name, values in logits.items():
-                    measured[name]["entities"] = _counts(values.argmax(-1), asked, real, names)
-                of["if_constant"] = np.stack([_counts_if_constant(asked, real, names, name) for name in names], 1)
+                    measured[name]["entities"] = _counts(values.argmax(-1), asked, has_label, names)
+                by_class = [_counts_if_constant(asked, has_label, names, name) for name in names]
+                of_target["if_constant"] = np.stack(by_class, 1)
         return {**measured}
 
     def chance(self, measured: Mapping[str, Answers], seed: int) -> Answers:
@@ -162,8 +164,8 @@ class Words(OfTokens):
     def _names(self, count: int) -> list[str]:
         """Return the class names if they follow the IOB or IOBES scheme; empty otherwise."""
         config = getattr(getattr(self._network, "model", self._network), "config", None)
-        named = getattr(config, "id2label", None) or {}
-        names = [str(named.get(kind, "")) for kind in range(count)]
+        id2label = getattr(config, "id2label", None) or {}
+        names = [str(id2label.get(number, "")) for number in range(count)]
         return names if all(map(IOB.fullmatch, names)) else []
 
 
@@ -177,47 +179,49 @@ def _first_tokens(network: Any, samples: Sequence[Any]) -> Tensor:
     """Return the number of the word that each token begins, or :data:`IGNORED`."""
     spans = network.preprocess(samples, offsets=True)[OFFSETS]
     words_begun = torch.full(spans.shape[:2], IGNORED, device=spans.device)
-    for row, (text, of_text) in enumerate(zip(samples, spans.tolist(), strict=True)):
-        starts, seen = [word.start() for word in WORD.finditer(_text(text))], -1
-        for place, (start, stop) in enumerate(of_text):
-            inside = text[start:stop]
-            word = bisect_right(starts, start + len(inside) - len(inside.lstrip())) - 1
-            if inside.strip() and word > seen:
-                words_begun[row, place] = seen = word
+    for row, (text, token_spans) in enumerate(zip(samples, spans.tolist(), strict=True)):
+        starts, last_word = [word.start() for word in WORD.finditer(_text(text))], -1
+        for token, (start, stop) in enumerate(token_spans):
+            token_text = text[start:stop]
+            word = bisect_right(starts, start + len(token_text) - len(token_text.lstrip())) - 1
+            if token_text.strip() and word > last_word:
+                words_begun[row, token] = last_word = word
     return words_begun
 
 
-def _counts_if_constant(asked: Tensor, real: Tensor, names: Sequence[str], name: str) -> Array:
+def _counts_if_constant(labels: Tensor, has_label: Tensor, names: Sequence[str], name: str) -> Array:
     """Return counts of right, predicted and true entities of each text, if all words have the same class."""
-    (part, _, kind), rows = name.partition("-"), []
-    for kinds, counts in zip(asked, real, strict=True):
-        true, words = {*entities([names[entity_kind] for entity_kind in kinds[counts].tolist()])}, int(counts.sum())
+    (prefix, _, kind), rows = name.partition("-"), []
+    for classes, counted in zip(labels, has_label, strict=True):
+        true, words = {*entities([names[entity_kind] for entity_kind in classes[counted].tolist()])}, int(counted.sum())
         single = sum(entity_kind == kind and first == last for entity_kind, first, last in true)
-        predicted = {"O": 0, "I": min(words, 1)}.get(part, words)
-        rows.append(({"O": 0, "I": int((kind, 0, words - 1) in true)}.get(part, single), predicted, len(true)))
+        predicted = {"O": 0, "I": min(words, 1)}.get(prefix, words)
+        rows.append(({"O": 0, "I": int((kind, 0, words - 1) in true)}.get(prefix, single), predicted, len(true)))
     return np.array(rows, dtype=np.float64)
 
 
-def _counts(predictions: Tensor, asked: Tensor, real: Tensor, names: Sequence[str]) -> Array:
+def _counts(predictions: Tensor, labels: Tensor, has_label: Tensor, names: Sequence[str]) -> Array:
     """Return counts of right, predicted and true entities of each text."""
     rows = []
-    for predicted, true, counts in zip(predictions, asked, real, strict=True):
-        guessed, actual = ({*entities([names[kind] for kind in kinds[counts].tolist()])} for kinds in (predicted, true))
+    for predicted, true, counted in zip(predictions, labels, has_label, strict=True):
+        guessed, actual = (
+            {*entities([names[number] for number in classes[counted].tolist()])} for classes in (predicted, true)
+        )
         rows.append((len(guessed & actual), len(guessed), len(actual)))
     return np.array(rows, dtype=np.float64)
 
 
 def entities(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
     """Yield kind, first and last word of each entity, as in the lenient default mode of seqeval."""
-    start, before, kind_before = 0, "O", ""
-    for place, tag in enumerate([*tags, "O"]):
-        part, _, kind = tag.partition("-")
-        changed = kind != kind_before
-        if before != "O" and (before in "ES" or part in "BSO" or changed):
-            yield kind_before, start, place - 1
-        if part != "O" and (part in "BS" or before in "ESO" or changed):
-            start = place
-        before, kind_before = part, kind
+    start, previous_prefix, previous_kind = 0, "O", ""
+    for index, tag in enumerate([*tags, "O"]):
+        prefix, _, kind = tag.partition("-")
+        changed = kind != previous_kind
+        if previous_prefix != "O" and (previous_prefix in "ES" or prefix in "BSO" or changed):
+            yield previous_kind, start, index - 1
+        if prefix != "O" and (prefix in "BS" or previous_prefix in "ESO" or changed):
+            start = index
+        previous_prefix, previous_kind = prefix, kind
 
 
 def _f1(counts: Array) -> Array:
@@ -263,11 +267,11 @@ class MaskedTokens(OfTokens):
         (_, inputs), (twin, target_inputs) = source, target
         check_same_tokens(inputs, target_inputs)
         logits = {name: logits_of(output) for name, output in outputs.items()}
-        asked = self.asked(self._network, twin.samples, None)
-        measured, real = self.counts(logits, asked, twin), asked != IGNORED
-        places = (~real).long().argsort(dim=1, stable=True)[:, : int(real.sum(1).max())]
-        rows = {"token": asked, "predicted": logits["target"].argmax(-1)}
-        masked = {name: tokens.double().where(real, torch.nan).gather(1, places) for name, tokens in rows.items()}
+        token_labels = self.asked(self._network, twin.samples, None)
+        measured, is_masked = self.counts(logits, token_labels, twin), token_labels != IGNORED
+        order = (~is_masked).long().argsort(dim=1, stable=True)[:, : int(is_masked.sum(1).max())]
+        rows = {"token": token_labels, "predicted": logits["target"].argmax(-1)}
+        masked = {name: tokens.double().where(is_masked, torch.nan).gather(1, order) for name, tokens in rows.items()}
         measured["target"] |= as_arrays({"": masked})[""]
         return {**measured}
 
@@ -319,16 +323,16 @@ def _masked(network: Any, samples: Sequence[Any]) -> tuple[dict[str, Any], Tenso
     inputs = dict(network.preprocess(samples))
     ids = inputs["input_ids"]
     free = mask_of(inputs) & ~torch.isin(ids, torch.tensor(tokenizer.all_special_ids, device=ids.device))
-    asked = torch.full_like(ids, IGNORED)
-    for row, of_text, where in zip(asked, ids, free, strict=True):
-        places = where.nonzero()[:, 0][list(_masked_places(tuple(of_text[where].tolist())))]
-        row[places] = of_text[places]
-    inputs["input_ids"] = ids.masked_fill(asked != IGNORED, tokenizer.mask_token_id)
-    return inputs, asked
+    labels = torch.full_like(ids, IGNORED)
+    for row, text_ids, is_free in zip(labels, ids, free, strict=True):
+        masked = is_free.nonzero()[:, 0][list(_masked_places(tuple(text_ids[is_free].tolist())))]
+        row[masked] = text_ids[masked]
+    inputs["input_ids"] = ids.masked_fill(labels != IGNORED, tokenizer.mask_token_id)
+    return inputs, labels
 
 
 @lru_cache(maxsize=4096)  # several networks and predictors read each text
 def _masked_places(tokens: tuple[int, ...]) -> tuple[int, ...]:
     text = chance(SEED, repr(tokens)).hex()
     count = max(round(SHARE * len(tokens)), 1)
-    return tuple(sorted(sorted(range(len(tokens)), key=lambda place: chance(SEED, f"{text} {place}"))[:count]))
+    return tuple(sorted(sorted(range(len(tokens)), key=lambda index: chance(SEED, f"{text} {index}"))[:count]))

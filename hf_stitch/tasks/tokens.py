@@ -32,8 +32,8 @@ EXCLUDED = 1e30
 """Size of logits that networks set to exclude a token."""
 
 TOLERANCE = {True: 1e-4, False: 3e-2}
-"""Largest change of the logits of earlier tokens that counts as a rounding error, relative to the largest logit: in
-float32 and wider, and in half precision."""
+"""Whether logits have at least 32 bits -> largest change of the logits of earlier tokens that counts as a rounding
+error, relative to the largest logit."""
 
 
 class PerToken(Task):
@@ -43,22 +43,22 @@ class PerToken(Task):
     counted: ClassVar[str]  # unit with a prediction, and the measure that counts it
 
     def counts(
-        self, logits: Mapping[str, Tensor], asked: Tensor, twin: Batch, *, labelled: bool = True
+        self, logits: Mapping[str, Tensor], labels: Tensor, twin: Batch, *, labelled: bool = True
     ) -> dict[str, dict[str, Any]]:
         """Count predictions and agreements; with labels also correct predictions, and sum the cross-entropies."""
-        real = asked != IGNORED
-        check_predictions(logits["target"].float().logsumexp(-1).where(real, 0), twin)
+        has_label = labels != IGNORED
+        check_predictions(logits["target"].float().logsumexp(-1).where(has_label, 0), twin)
         best, measured = most_likely(logits["target"]), dict[str, dict[str, Tensor]]()
-        of_target = logits["target"].float().log_softmax(-1)
+        target_logs = logits["target"].float().log_softmax(-1)
         for name, values in logits.items():
             predicted, logs = most_likely(values), values.float().log_softmax(-1)
-            row = {self.counted: real.sum(1), "agreement": ((predicted == best) & real).sum(1)}
+            row = {self.counted: has_label.sum(1), "agreement": ((predicted == best) & has_label).sum(1)}
             if labelled:
-                row["right"] = ((predicted == asked) & real).sum(1)
-                loss = functional.nll_loss(logs.flatten(0, 1), asked.flatten(), ignore_index=IGNORED, reduction="none")
-                row["cross_entropy"] = loss.view_as(asked).sum(1)
-            if logs.shape == of_target.shape:
-                row["kl_divergence"] = divergence(logs, of_target).where(real, 0).sum(1)
+                row["right"] = ((predicted == labels) & has_label).sum(1)
+                loss = functional.nll_loss(logs.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none")
+                row["cross_entropy"] = loss.view_as(labels).sum(1)
+            if logs.shape == target_logs.shape:
+                row["kl_divergence"] = divergence(logs, target_logs).where(has_label, 0).sum(1)
             measured[name] = row
         return as_arrays(measured)
 
@@ -96,8 +96,8 @@ class NextToken(PerToken):
         ids, shape = inputs[content], tuple(logits.shape)
         if ids.is_floating_point() or shape[:-1] != tuple(ids.shape):
             return f"logits (samples, tokens, vocabulary) for token ids {tuple(ids.shape)}, but {name} outputs {shape}"
-        changed = torch.cat((ids[:, :-1], ids[:, :1]), 1)
-        output_changed = logits_of(network.forward({**inputs, content: changed}))
+        changed_ids = torch.cat((ids[:, :-1], ids[:, :1]), 1)
+        output_changed = logits_of(network.forward({**inputs, content: changed_ids}))
         changed_logits, expected = (
             logit_tensor[:, :-1].float().clamp(-EXCLUDED, EXCLUDED) for logit_tensor in (output_changed, logits)
         )
@@ -119,29 +119,29 @@ class NextToken(PerToken):
         spans, mask = inputs.pop(OFFSETS), inputs["attention_mask"].bool() if "attention_mask" in inputs else None
         sizes: list[tuple[int, int]] = []
         for row, (text, span) in enumerate(zip(samples, spans.tolist(), strict=True)):
-            real = [True] * len(span) if mask is None else mask[row].tolist()
-            predicted = [s for i, s in enumerate(span) if i and real[i] and real[i - 1] and s[1]]
+            is_real = [True] * len(span) if mask is None else mask[row].tolist()
+            predicted = [s for i, s in enumerate(span) if i and is_real[i] and is_real[i - 1] and s[1]]
             part = text[min(s[0] for s in predicted) : max(s[1] for s in predicted)] if predicted else ""
             sizes.append((len(part), len(part.encode())))
-        characters, size = np.array(sizes, dtype=np.float64).T
-        return inputs, {"characters": characters, "bytes": size}
+        characters, byte_counts = np.array(sizes, dtype=np.float64).T
+        return inputs, {"characters": characters, "bytes": byte_counts}
 
     def measure(self, outputs: Mapping[str, Any], source: Side, target: Side) -> dict[str, Answers]:
         """Measure the number of tokens, their summed cross-entropy, and the number of agreements."""
         (_, inputs), (twin, target_inputs) = source, target
         check_same_tokens(inputs, target_inputs)
         logits = {name: logits_of(output) for name, output in outputs.items()}
-        asked = following(target_inputs)
+        labels = following(target_inputs)
         for name, values in logits.items():
-            if values.shape[:2] != asked.shape:
+            if values.shape[:2] != labels.shape:
                 raise ValueError(
-                    f"the {name} model outputs {values.shape[1]} tokens, but the target has {asked.shape[1]}; use the "
+                    f"the {name} model outputs {values.shape[1]} tokens, but the target has {labels.shape[1]}; use the "
                     "same tokenizer for both networks and pooling='none'"
                 )
-        ahead = {name: values[:, :-1] for name, values in logits.items()}
+        predicting = {name: values[:, :-1] for name, values in logits.items()}
         return {
-            name: {**row, "vocabulary": np.full(len(asked), float(logits[name].shape[-1]))}
-            for name, row in self.counts(ahead, asked[:, :-1], twin).items()
+            name: {**row, "vocabulary": np.full(len(labels), float(logits[name].shape[-1]))}
+            for name, row in self.counts(predicting, labels[:, :-1], twin).items()
         }
 
     def measure_alone(self, network: Adapter, batch: Batch) -> Answers:

@@ -73,9 +73,9 @@ class Vectors(Task):
         """
         target = measured["target"]["vector"].double()
         weights = np.concatenate(list(resampled(len(target), resamples, seed)))
-        drawn = torch.from_numpy(weights).to(target.device)
+        on_device = torch.from_numpy(weights).to(target.device)
         figures = {
-            who: _figures(row["vector"].double(), target, drawn) for who, row in measured.items() if who != "target"
+            who: _figures(row["vector"].double(), target, on_device) for who, row in measured.items() if who != "target"
         }
         return {who: {name: values.cpu().numpy() for name, values in row.items()} for who, row in figures.items()}
 
@@ -138,11 +138,12 @@ def _vectors(output: Any, side: Side) -> Tensor:
 def tensor_of(output: Any, n: int) -> Tensor | None:
     """Return the tensor in an output to use as vectors of n samples, or ``None``."""
     if isinstance(output, Mapping):
-        named = [output[part] for part in PARTS if output.get(part) is not None]
+        preferred = [output[part] for part in PARTS if output.get(part) is not None]
         return next(
-            (tensor for element in (*named, *output.values()) if (tensor := tensor_of(element, n)) is not None), None
+            (tensor for element in (*preferred, *output.values()) if (tensor := tensor_of(element, n)) is not None),
+            None,
         )
     if isinstance(output, Sequence) and not isinstance(output, str):
         return next((tensor for element in output if (tensor := tensor_of(element, n)) is not None), None)
-    fits = isinstance(output, Tensor) and output.is_floating_point() and output.dim() > 0 and len(output) == n
-    return output if fits else None
+    is_usable = isinstance(output, Tensor) and output.is_floating_point() and output.dim() > 0 and len(output) == n
+    return output if is_usable else None

@@ -77,7 +77,7 @@ class AnchorRefresh(TrainerCallback):
             )
         self.projection, self.every, self.training = projections[0], every, training
         self.steps = 0
-        self._interrupted: Tensor | None = None
+        self._training_anchors: Tensor | None = None
         # All modules that run; a module that is part of the model and also passed as encoder counts once.
         self._runs: nn.Module = nn.ModuleList([self.model, encoder]) if isinstance(encoder, nn.Module) else self.model
         if encoder is not None:
@@ -123,17 +123,17 @@ class AnchorRefresh(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Restore the anchors from before an evaluation or checkpoint, and refresh them if a refresh is due."""
-        if self._interrupted is not None:
-            self._put(self._interrupted)
-            self._interrupted = None
+        if self._training_anchors is not None:
+            self._put(self._training_anchors)
+            self._training_anchors = None
         self.steps = state.global_step
         self.step()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Refresh the anchors before an evaluation or a checkpoint."""
         if control.should_evaluate or control.should_save:
-            if self._interrupted is None:
-                self._interrupted = self.projection.anchors.clone()
+            if self._training_anchors is None:
+                self._training_anchors = self.projection.anchors.clone()
             self.refresh()
 
     def on_epoch_end(
@@ -146,7 +146,7 @@ class AnchorRefresh(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Refresh the anchors for the final weights."""
-        self._interrupted = None
+        self._training_anchors = None
         self.refresh()
 
 

@@ -67,7 +67,7 @@ class ProbingCallback(TrainerCallback, ABC):
         self._trainer: Trainer | None = None
         self._network: nn.Module | None = None
         self._adapter: Adapter | None = None
-        self._logged: Any = None
+        self._logged: Any = None  # step and weights (_now) at the last logged measurement
 
     # -- implemented by subclasses ----------------------------------------------------------------------------------
     @abstractmethod
@@ -157,8 +157,8 @@ class ProbingCallback(TrainerCallback, ABC):
         """
         if self._trainer is not None:
             raise ValueError(f"{self.name} is already attached; make a new {type(self).__name__} for each trainer")
-        taken = [c.name for c in trainer.callback_handler.callbacks if isinstance(c, ProbingCallback)]
-        if self.name in taken:
+        callback_names = [c.name for c in trainer.callback_handler.callbacks if isinstance(c, ProbingCallback)]
+        if self.name in callback_names:
             raise ValueError(f"the trainer already has a callback named {self.name!r}; pass another name=")
         if self.every == "eval" and trainer.args.eval_strategy == "no":
             raise ValueError("every='eval' requires evaluation, but eval_strategy is 'no': set eval_strategy")
@@ -254,11 +254,11 @@ class ProbingCallback(TrainerCallback, ABC):
         tensors = [*self._model.parameters(), *self._model.buffers()]
         return (self._attached.state.global_step, *((t.data_ptr(), t._version) for t in tensors))
 
-    def _watch(self, model: nn.Module | Adapter, processes: Processes) -> None:
+    def _watch(self, model: nn.Module | Adapter, processes: Processes) -> None:  # before the first measurement
         module = model.model if isinstance(model, Adapter) else unwrap(model)
         check_whole(module)
         processor = None if self._trainer is None else self._trainer.processing_class
-        before = self._network, self._adapter
+        previous = self._network, self._adapter
         self._network = module
         try:
             with processes.together(self.name), unnoticed(module, processes):
@@ -266,13 +266,13 @@ class ProbingCallback(TrainerCallback, ABC):
                     self._adapter = model if isinstance(model, Adapter) else load(module, processor=processor)
                 self._prepare(processes)
         except BaseException:
-            self._network, self._adapter = before
+            self._network, self._adapter = previous
             raise
 
     def _measure(self, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
         with processes.together(self.name), unnoticed(self._model, processes):
-            measured = self._figures(step, epoch, processes)
-        figures = {f"{self.name}/{figure}": value for figure, value in measured.items()}
+            values = self._figures(step, epoch, processes)
+        figures = {f"{self.name}/{figure}": value for figure, value in values.items()}
         self.history.append(Measurement(step, epoch, figures))
         return figures
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 logger = logging.getLogger(__name__)
 
-INDEX = "recordings.json"
+INDEX = "recordings.json"  # file with the step and epoch of each recording
 THRESHOLDS = (0.8, 0.9, 0.95)
 """Thresholds in the table of :class:`Dynamics` that shows when layers settle."""
 
@@ -111,25 +111,25 @@ class Dynamics(Result):
             >>> Dynamics.of(folder, "procrustes").steps
             (0, 1, 2)
         """
-        recorded = _recorded(Path(folder))
-        if not recorded:
+        epochs_by_step = _read_index(Path(folder))
+        if not epochs_by_step:
             raise FileNotFoundError(f"{folder} contains no recordings of a DynamicsRecorder")
-        if len(recorded) < 2:
-            raise ValueError(f"{folder} contains {len(recorded)} recordings, but dynamics require at least 2")
-        steps, epochs = tuple(sorted(recorded)), tuple(recorded[step] for step in sorted(recorded))
+        if len(epochs_by_step) < 2:
+            raise ValueError(f"{folder} contains {len(epochs_by_step)} recordings, but dynamics require at least 2")
+        steps, epochs = tuple(sorted(epochs_by_step)), tuple(epochs_by_step[step] for step in sorted(epochs_by_step))
         paths = {str(step): _path(Path(folder), step) for step in steps}
-        score = registries.metrics.build(metric)
-        if isinstance(score, WeightMetric):
-            return cls._of_weights([load_weights(path, score.name) for path in paths.values()], score, steps, epochs)
+        built = registries.metrics.build(metric)
+        if isinstance(built, WeightMetric):
+            return cls._of_weights([load_weights(path, built.name) for path in paths.values()], built, steps, epochs)
         recordings = {step: Activations.load(path) for step, path in paths.items()}
         first = recordings[str(steps[0])]
-        asked = Asked.of([score], ROWS_OF[first.pooling or "mean"])
-        ((label, score),) = asked.activations.items()
+        asked = Asked.of([built], ROWS_OF[first.pooling or "mean"])
+        ((label, built),) = asked.activations.items()
         values, run = {}, Run(progress=False, processes=Processes.of(None))
         for layer in first.layers:
-            if lacking := next((step for step, recording in recordings.items() if layer not in recording.values), None):
+            if without := [step for step, recording in recordings.items() if layer not in recording.values]:
                 raise ValueError(
-                    f"the recording of step {lacking} in {folder} lacks layer {layer!r} of step {steps[0]}; record "
+                    f"the recording of step {without[0]} in {folder} lacks layer {layer!r} of step {steps[0]}; record "
                     "each training run into a separate folder"
                 )
             grids = {step: recording.grids[layer] for step, recording in recordings.items() if layer in recording.grids}
@@ -139,25 +139,25 @@ class Dynamics(Result):
                 values[layer] = Comparison([moments], asked, run).run()[label]
             except ValueError as error:
                 raise ValueError(f"dynamics of layer {layer!r} (recordings are named by step): {error}") from error
-        better, n = score.higher_is_better, len(first.ids)
-        return cls(values, steps, epochs, label, better, n, first.pooling, score.range)
+        higher_is_better, n = built.higher_is_better, len(first.ids)
+        return cls(values, steps, epochs, label, higher_is_better, n, first.pooling, built.range)
 
     @classmethod
     def _of_weights(
-        cls, read: Sequence[Mapping[str, Weights]], metric: WeightMetric, steps: tuple[int, ...],
+        cls, readings: Sequence[Mapping[str, Weights]], metric: WeightMetric, steps: tuple[int, ...],
         epochs: tuple[float | None, ...],
     ) -> Dynamics:  # fmt: skip
-        values = {layer: np.empty((len(steps), len(steps))) for layer in read[0]}
+        values = {layer: np.empty((len(steps), len(steps))) for layer in readings[0]}
         whole = np.empty((len(steps), len(steps)))
         for i, j in np.ndindex(whole.shape):
-            layer_values, undefined = same_layers(read[i], read[j], metric)
+            layer_values, undefined = same_layers(readings[i], readings[j], metric)
             for layer, reason in undefined.items():
                 raise ValueError(f"{metric.label} of {layer!r} between steps {steps[i]} and {steps[j]}: {reason}")
             whole[i, j] = layer_values.pop(WHOLE)
             for layer, value in layer_values.items():
                 values[layer][i, j] = value
-        better = metric.higher_is_better
-        return cls(values, steps, epochs, metric.label, better, None, None, metric.range, whole)
+        higher_is_better = metric.higher_is_better
+        return cls(values, steps, epochs, metric.label, higher_is_better, None, None, metric.range, whole)
 
     # -- derived values ---------------------------------------------------------------------------------------------
     @property
@@ -195,12 +195,12 @@ class Dynamics(Result):
             >>> dynamics.settled(0.9), dynamics.settled(0.99)
             ({'conv': 1.0}, {'conv': 2.0})
         """
-        settling = {}
+        settled_at = {}
         for layer, curve in self.to_final().items():
             similar = curve >= threshold if self.higher_is_better else curve <= threshold
-            moving = np.flatnonzero(~similar[:-1])
-            settling[layer] = self.times[int(moving[-1]) + 1 if len(moving) else 0]
-        return settling
+            unsettled = np.flatnonzero(~similar[:-1])
+            settled_at[layer] = self.times[int(unsettled[-1]) + 1 if len(unsettled) else 0]
+        return settled_at
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return all values as a data frame."""
@@ -298,10 +298,10 @@ class DynamicsRecorder(ProbingCallback):
         super().__init__(name, every)
         self._metric = registries.metrics.build(metric)
         if self._runs:
-            Asked.of([self._metric])
+            Asked.of([self._metric])  # raises an error for metrics of outputs
         self.probe, self.folder = optional_probe(probe, pooling, batch_size, runs=self._runs), Path(folder)
         self._layers = None if layers is None else tuple(layers)
-        self._watched: tuple[str, ...] = ()
+        self._layer_names: tuple[str, ...] = ()
 
     def result(self) -> Dynamics:
         """Compare all pairs of recorded moments; with several processes, every process must call this method."""
@@ -313,18 +313,18 @@ class DynamicsRecorder(ProbingCallback):
 
     def _prepare(self, processes: Processes) -> None:
         if isinstance(self._metric, WeightMetric):
-            self._watched = tuple(self._read(self._metric))
+            self._layer_names = tuple(self._read(self._metric))
         else:
-            self._watched = self._loaded.candidates if self._layers is None else self._layers
-        if not self._watched:
+            self._layer_names = self._loaded.candidates if self._layers is None else self._layers
+        if not self._layer_names:
             raise ValueError("no layers to record: pass at least one name in layers=")
         if self.probe is not None:
-            self.probe.check_layers(self._loaded, self._watched)
+            self.probe.check_layers(self._loaded, self._layer_names)
         if self._trainer is None:  # a Trainer may resume from a checkpoint, which is known only when training starts
             self._check_empty()
 
     def _figures(self, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
-        activations = None if self.probe is None else self.probe.activations(self._loaded, self._watched, processes)
+        activations = None if self.probe is None else self.probe.activations(self._loaded, self._layer_names, processes)
         if processes.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = _path(self.folder, step)
@@ -332,13 +332,13 @@ class DynamicsRecorder(ProbingCallback):
                 activations.save(path)
             elif isinstance(self._metric, WeightMetric):
                 save_weights(self._read(self._metric), path, self._metric.name)
-            _write(self.folder, {**_recorded(self.folder), step: epoch})
+            _write(self.folder, {**_read_index(self.folder), step: epoch})
         return {}
 
     def _read(self, metric: WeightMetric) -> dict[str, Weights]:
         """Read the current weights of the network for the metric."""
-        (read,) = read_weights(self._model, {metric.label: metric}, self._layers).values()
-        return read
+        (weights,) = read_weights(self._model, {metric.label: metric}, self._layers).values()
+        return weights
 
     def _begin(self) -> None:
         if self._attached.state.global_step == 0:
@@ -351,36 +351,36 @@ class DynamicsRecorder(ProbingCallback):
             )
 
     def _resume(self, folder: Path, step: int) -> None:
-        epochs = _recorded(self.folder)
-        earlier = {recorded: epoch for recorded, epoch in epochs.items() if recorded <= step}
+        epochs = _read_index(self.folder)
+        earlier = {recorded_step: epoch for recorded_step, epoch in epochs.items() if recorded_step <= step}
         if not earlier:
             logger.warning(
                 "%s: %s contains no recordings up to step %d; recording starts here", self.name, self.folder, step
             )
             return
-        layers, pooling = self._described(_path(self.folder, max(earlier)))
+        layers, pooling = self._layers_and_pooling(_path(self.folder, max(earlier)))
         expected = None if self.probe is None else self.probe.pooling
-        if layers != self._watched or pooling != expected:
+        if layers != self._layer_names or pooling != expected:
             raise ValueError(
                 f"{self.folder} contains recordings of the layers {', '.join(layers)} with pooling={pooling!r}, but "
-                f"the callback records {', '.join(self._watched)} with pooling={expected!r}; use the same layers and "
-                "pooling to resume"
+                f"the callback records {', '.join(self._layer_names)} with pooling={expected!r}; use the same layers "
+                "and pooling to resume"
             )
         if self._attached.is_world_process_zero():
             _write(self.folder, earlier)
-            for dropped in epochs.keys() - earlier.keys():
-                _path(self.folder, dropped).unlink(missing_ok=True)
+            for dropped_step in epochs.keys() - earlier.keys():
+                _path(self.folder, dropped_step).unlink(missing_ok=True)
 
-    def _described(self, path: Path) -> tuple[tuple[str, ...], Pooling | None]:
+    def _layers_and_pooling(self, path: Path) -> tuple[tuple[str, ...], Pooling | None]:
         """Return the layers and the pooling of a recording."""
         if self.probe is None:
             return tuple(load_weights(path, self._metric.name)), None
-        last = Activations.load(path)
-        check_same_order(self.probe.samples.ids, last.ids)
-        return tuple(last.layers), last.pooling
+        recording = Activations.load(path)
+        check_same_order(self.probe.samples.ids, recording.ids)
+        return tuple(recording.layers), recording.pooling
 
 
-def _recorded(folder: Path) -> dict[int, float | None]:
+def _read_index(folder: Path) -> dict[int, float | None]:
     """Read the index of a folder: step -> epoch of each recording; empty for a folder without an index."""
     path = folder / INDEX
     if not path.is_file():

@@ -55,15 +55,15 @@ class History(Result):
     @property
     def unit(self) -> str:
         """``epoch`` if all epochs are known, otherwise ``step``."""
-        return "step" if any(measured.epoch is None for measured in self.measurements) else "epoch"
+        return "step" if any(measurement.epoch is None for measurement in self.measurements) else "epoch"
 
     @property
     def curves(self) -> dict[str, dict[float, float]]:
         """Name of a value -> step or epoch (:attr:`unit`) -> value."""
         by_name: dict[str, dict[float, float]] = {}
-        for measured in self.measurements:
-            for figure, value in measured.figures.items():
-                by_name.setdefault(figure, {})[float(getattr(measured, self.unit))] = value
+        for measurement in self.measurements:
+            for figure, value in measurement.figures.items():
+                by_name.setdefault(figure, {})[float(getattr(measurement, self.unit))] = value
         return by_name
 
     def __rich__(self) -> Table:
@@ -83,9 +83,9 @@ class History(Result):
 
         return pandas.DataFrame(
             [
-                {"step": measured.step, "epoch": measured.epoch, "figure": figure, "value": value}
-                for measured in self.measurements
-                for figure, value in measured.figures.items()
+                {"step": measurement.step, "epoch": measurement.epoch, "figure": figure, "value": value}
+                for measurement in self.measurements
+                for figure, value in measurement.figures.items()
             ],
             columns=["step", "epoch", "figure", "value"],
         )
@@ -104,12 +104,12 @@ class History(Result):
 
         curves_of = self.curves
         available = list(curves_of)
-        chosen = available if figures is None else list(figures)
-        if not chosen or (unknown := [name for name in chosen if name not in available]):
-            raise ValueError(f"{self.name} lacks {', '.join(unknown) if chosen else 'values'}; it has {available}")
-        series = {name: {x: (value,) * 3 for x, value in curves_of[name].items()} for name in chosen}
+        names = available if figures is None else list(figures)
+        if not names or (unknown := [name for name in names if name not in available]):
+            raise ValueError(f"{self.name} lacks {', '.join(unknown) if names else 'values'}; it has {available}")
+        series = {name: {x: (value,) * 3 for x, value in curves_of[name].items()} for name in names}
         split = {
-            name: (name.rpartition("/")[2], name.removeprefix(f"{self.name}/").rpartition("/")[0]) for name in chosen
+            name: (name.rpartition("/")[2], name.removeprefix(f"{self.name}/").rpartition("/")[0]) for name in names
         }
-        few = len({kind for _, kind in split.values()}) <= MOST_KINDS
-        return curves(series, axis=self.unit, label="value", title=self.name, split=split if few else None)
+        can_split = len({kind for _, kind in split.values()}) <= MOST_KINDS
+        return curves(series, axis=self.unit, label="value", title=self.name, split=split if can_split else None)

@@ -50,17 +50,17 @@ class TrainingSchedule:
 
     def rate(self, step: int) -> float:
         """Compute the learning rate of a step."""
-        done = max(step - self.feature_steps, 0) / self.max_steps
+        share_done = max(step - self.feature_steps, 0) / self.max_steps
         factor = {
-            "step": 0.1 ** ((done >= 1 / 3) + (done >= 2 / 3)),
+            "step": 0.1 ** ((share_done >= 1 / 3) + (share_done >= 2 / 3)),
             "constant": 1.0,
-            "linear": 1 - done,
-            "cosine": (1 + math.cos(math.pi * done)) / 2,
+            "linear": 1 - share_done,
+            "cosine": (1 + math.cos(math.pi * share_done)) / 2,
         }[self.schedule]
         return self.lr * factor
 
     def batches(self, n: int, start: int, every: int, processes: Processes) -> Iterator[list[tuple[Tensor, int]]]:
-        """Iterate endlessly over the parts of each step: indices of this process (maybe none) and the total number."""
+        """Yield steps endlessly: for each part, the sample indices of this process, and the number of all processes."""
         size = self.batch_size * every
         per_epoch = math.ceil(n / size)
         order, epoch = torch.arange(n), -1
@@ -68,9 +68,9 @@ class TrainingSchedule:
             if self.shuffle and number // per_epoch != epoch:
                 epoch = number // per_epoch
                 order = torch.randperm(n, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch))
-            place = number % per_epoch * size
-            parts = order[place : place + size].split(self.batch_size)
-            yield [(part[processes.rank :: processes.count], len(part)) for part in parts]
+            offset = number % per_epoch * size
+            index_parts = order[offset : offset + size].split(self.batch_size)
+            yield [(indices[processes.rank :: processes.count], len(indices)) for indices in index_parts]
 
 
 class Progress:
@@ -82,9 +82,9 @@ class Progress:
     def __init__(self, stitches: Stitches, optimizer: Any, scaler: Any, patience: int | None) -> None:
         self._stitches, self._optimizer, self._scaler, self._patience = stitches, optimizer, scaler, patience
         count = len(stitches.names)
-        self._best = torch.full((count,), math.inf)
-        self._since = torch.zeros(count, dtype=torch.long)
-        self._states: list[dict[str, Tensor]] = []
+        self._best = torch.full((count,), math.inf)  # lowest validation loss
+        self._since = torch.zeros(count, dtype=torch.long)  # evaluations since the lowest loss
+        self._states: list[dict[str, Tensor]] = []  # weights with the lowest loss
         self.steps = torch.zeros(count, dtype=torch.long)
         self.loss = torch.full((count,), math.nan)
         self._diverged = torch.full((count, 3), math.nan, dtype=torch.float64)  # step, place in FIGURES, value
@@ -92,14 +92,14 @@ class Progress:
     @property
     def active(self) -> Tensor:
         """Mask of the stitches that are still being trained, ``(stitches,)`` bool."""
-        going = self._diverged[:, 0].isnan()
-        return going if self._patience is None else going & (self._since < self._patience)
+        has_not_diverged = self._diverged[:, 0].isnan()
+        return has_not_diverged if self._patience is None else has_not_diverged & (self._since < self._patience)
 
     def check(self, losses: Tensor, step: int, figure: str) -> None:
         """Stop the stitches with a NaN or infinite loss."""
         losses = losses.cpu().double()
-        for place in (self.active & ~losses.isfinite()).nonzero().flatten().tolist():
-            self._diverged[place] = torch.tensor([step, FIGURES.index(figure), losses[place]], dtype=torch.float64)
+        for number in (self.active & ~losses.isfinite()).nonzero().flatten().tolist():
+            self._diverged[number] = torch.tensor([step, FIGURES.index(figure), losses[number]], dtype=torch.float64)
 
     def diverged(self) -> dict[str, str]:
         """Return the reason of each diverged stitch, by name.
@@ -127,7 +127,9 @@ class Progress:
         losses, active = losses.cpu(), self.active
         better = active & (losses < self._best)
         self._best = torch.where(better, losses, self._best)
-        self._states = [new if b else old for b, new, old in zip(better, states, self._states or states, strict=True)]
+        self._states = [
+            new if wins else old for wins, new, old in zip(better, states, self._states or states, strict=True)
+        ]
         self._since = torch.where(better, 0, self._since + active)
 
     def restore_best(self) -> None:
@@ -144,37 +146,37 @@ class Progress:
             tensors |= {f"best/{number}/{key}": value for key, value in best.items()}
         if self._scaler is not None:
             scale = self._scaler.state_dict().items()
-            exact = {float: torch.float64}
-            tensors |= {f"scaler/{key}": torch.tensor(value, dtype=exact.get(type(value))) for key, value in scale}
+            dtypes = {float: torch.float64}
+            tensors |= {f"scaler/{key}": torch.tensor(value, dtype=dtypes.get(type(value))) for key, value in scale}
         if not bool(self._diverged.isnan().all()):
             tensors["diverged"] = self._diverged
         return tensors | {"loss": self.loss, "steps": self.steps, "judged": self._best, "since": self._since}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the output of :meth:`state`."""
-        by_kind: dict[str, dict[str, Tensor]] = {}
+        by_group: dict[str, dict[str, Tensor]] = {}
         for name, value in tensors.items():
-            kind, _, key = name.partition("/")
-            by_kind.setdefault(kind, {})[key] = value
+            group_name, _, key = name.partition("/")
+            by_group.setdefault(group_name, {})[key] = value
         current = self.state()
-        moments = _numbered(by_kind.get("optimizer", {}))
-        weights = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        optimizer_state = _numbered(by_group.get("optimizer", {}))
+        weights = [parameter for param_group in self._optimizer.param_groups for parameter in param_group["params"]]
         for name in ("loss", "steps", "judged", "since"):
             if tensors[name].shape != current[name].shape:
                 raise ValueError(
                     f"{name} must have the shape {tuple(current[name].shape)}, got {tuple(tensors[name].shape)}"
                 )
-        for number, of_weight in moments.items():
-            for name, value in of_weight.items():
+        for number, weight_state in optimizer_state.items():
+            for name, value in weight_state.items():
                 if value.dim() and value.shape != weights[number].shape:
                     raise ValueError(f"{name} of weight {number} has the shape {tuple(value.shape)}")
-        self._stitches.layers.load_state_dict(by_kind["layers"])
+        self._stitches.layers.load_state_dict(by_group["layers"])
         state = self._optimizer.state_dict()
-        state["state"] = moments
+        state["state"] = optimizer_state
         self._optimizer.load_state_dict(state)
-        self._states = list(_numbered(by_kind.get("best", {})).values())
+        self._states = list(_numbered(by_group.get("best", {})).values())
         if self._scaler is not None:
-            self._scaler.load_state_dict({key: value.item() for key, value in by_kind["scaler"].items()})
+            self._scaler.load_state_dict({key: value.item() for key, value in by_group["scaler"].items()})
         self.loss, self.steps = tensors["loss"].cpu(), tensors["steps"].cpu()
         self._best, self._since = tensors["judged"].cpu(), tensors["since"].cpu()
         if "diverged" in tensors:
@@ -233,24 +235,24 @@ def train(
     stitches have diverged, the last saved state is kept.
     """
     every, samples = accelerator.gradient_accumulation_steps, len(prepared.samples)
-    last, per_epoch = schedule.feature_steps + schedule.max_steps, math.ceil(samples / (schedule.batch_size * every))
+    end, per_epoch = (schedule.feature_steps + schedule.max_steps, math.ceil(samples / (schedule.batch_size * every)))
     label = "training" if progress and accelerator.is_main_process else None
     with _prepared(accelerator, processes, stitches, schedule) as (model, optimizer):
         run = Progress(stitches, optimizer, accelerator.scaler, schedule.patience)
         step = 0
         if checkpoint is not None:
-            step = checkpoint.load(accelerator.device, range(last + 1), lambda _, tensors: run.load(tensors)) or 0
+            step = checkpoint.load(accelerator.device, range(end + 1), lambda _, tensors: run.load(tensors)) or 0
         accelerator.wait_for_everyone()  # rank 0 must not overwrite a state that other ranks still read
         if callback is not None and step == 0:
             callback(0, stitches.trained)
-        with progress_bar(label, last, "step", step) as bar:
+        with progress_bar(label, end, "step", step) as bar:
             for parts in schedule.batches(samples, step, every, processes):
-                if step >= last or not bool(run.active.any()):
+                if step >= end or not bool(run.active.any()):
                     break
                 features = step < schedule.feature_steps
                 for group in optimizer.param_groups:
                     group["lr"] = schedule.rate(step)
-                batches = [_read(prepared, places, schedule.seed + step, accelerator) for places, _ in parts]
+                batches = [_read(prepared, indices, schedule.seed + step, accelerator) for indices, _ in parts]
                 losses = _gradients(model, batches, parts, features, accelerator, processes).cpu()
                 run.check(losses, step, "loss")
                 if not bool(run.active.any()):
@@ -271,18 +273,18 @@ def train(
                 bar.update()
                 bar.set_postfix(loss=f"{run.loss[run.active].mean().item():.3f}", refresh=False)
                 _log(accelerator, stitches.names, losses, step, "loss", run.active, lr=schedule.rate(step - 1))
-                if validation is not None and not features and (step % per_epoch == 0 or step == last):
-                    loss, right = _validate(stitches, validation, schedule, accelerator, processes)
+                if validation is not None and not features and (step % per_epoch == 0 or step == end):
+                    loss, accuracy = _validate(stitches, validation, schedule, accelerator, processes)
                     run.check(loss, step, "validation loss")
                     if not bool(run.active.any()):
                         break
                     _log(accelerator, stitches.names, loss, step, "validation loss", run.active)
-                    if not bool(right.isnan().all()):
-                        _log(accelerator, stitches.names, right, step, "validation accuracy", run.active)
+                    if not bool(accuracy.isnan().all()):
+                        _log(accelerator, stitches.names, accuracy, step, "validation accuracy", run.active)
                     run.judge(loss)
                 if callback is not None:
                     callback(step, stitches.trained)
-                if checkpoint is not None and accelerator.is_main_process and (step == last or step % save_every == 0):
+                if checkpoint is not None and accelerator.is_main_process and (step == end or step % save_every == 0):
                     checkpoint.save(step, run.state())
     run.restore_best()
     return run.loss, run.steps, run.diverged()
@@ -321,18 +323,18 @@ def _gradients(
     samples = sum(count for _, count in parts)
     total = float(samples) if features else _count_all_predictions(batches, parts, accelerator)
     accumulated = torch.zeros((), device=accelerator.device)
-    for number, (batch, (places, _)) in enumerate(zip(batches, parts, strict=True)):
+    for number, (batch, (indices, _)) in enumerate(zip(batches, parts, strict=True)):
         with nullcontext() if number == len(parts) - 1 else accelerator.no_sync(model):
-            share = len(places) * processes.count / samples
-            losses = model(batch, total / processes.count, share, features) * float(bool(len(places)))
+            share = len(indices) * processes.count / samples
+            losses = model(batch, total / processes.count, share, features) * float(bool(len(indices)))
             accumulated = accumulated + losses.detach().float()
             accelerator.backward(losses.sum() * accelerator.gradient_accumulation_steps)  # which divides by it
     return accelerator.reduce(accumulated, reduction="mean")
 
 
-def _read(prepared: Prepared, places: Tensor, seed: int, accelerator: Accelerator) -> PreparedBatch:
+def _read(prepared: Prepared, indices: Tensor, seed: int, accelerator: Accelerator) -> PreparedBatch:
     """Read the samples at the indices; without indices, read one sample, which the loss ignores."""
-    return prepared.read(places if len(places) else torch.zeros(1, dtype=torch.long), seed).to(accelerator.device)
+    return prepared.read(indices if len(indices) else torch.zeros(1, dtype=torch.long), seed).to(accelerator.device)
 
 
 def _count_all_predictions(
@@ -341,7 +343,7 @@ def _count_all_predictions(
     """Return the number of predictions of a step, over its parts and all processes."""
     if _predicts_per_sample(batches[0]):
         return float(sum(count for _, count in parts))
-    local = [one for one, (places, _) in zip(batches, parts, strict=True) if len(places)]
+    local = [one for one, (indices, _) in zip(batches, parts, strict=True) if len(indices)]
     tokens = sum(((one.answers["hard"] != IGNORED).sum() for one in local), torch.zeros((), device=accelerator.device))
     return max(accelerator.reduce(tokens, reduction="sum").item(), 1)
 
@@ -357,16 +359,16 @@ def _validate(
     local = batches[processes.rank :: processes.count]
     if prepared.in_step:  # processes without a batch run one of another process
         missing = -(-len(batches) // processes.count) - len(local)
-        for places in batches[:missing]:
-            batch = _read(prepared, places, 0, accelerator)
+        for indices in batches[:missing]:
+            batch = _read(prepared, indices, 0, accelerator)
             stitches(batch, _count_predictions(batch))
             stitches.right(batch)
-    for places in local:
-        batch = _read(prepared, places, 0, accelerator)
-        asked = _count_predictions(batch)
-        sums[0] += asked * stitches(batch, asked).double()
+    for indices in local:
+        batch = _read(prepared, indices, 0, accelerator)
+        predictions = _count_predictions(batch)
+        sums[0] += predictions * stitches(batch, predictions).double()
         sums[1] += stitches.right(batch)
-        sums[2] += asked
+        sums[2] += predictions
     stitches.train()
     sums = accelerator.reduce(sums, reduction="sum")
     return (sums[0] / sums[2]).float(), (sums[1] / sums[2]).float()
@@ -392,6 +394,6 @@ def _log(
     **more: float,
 ) -> None:
     if accelerator.trackers:
-        of_each = zip(names, values.tolist(), active.tolist(), strict=True)
-        figures = {figure if len(names) == 1 else f"{figure}/{name}": value for name, value, on in of_each if on}
+        by_stitch = zip(names, values.tolist(), active.tolist(), strict=True)
+        figures = {figure if len(names) == 1 else f"{figure}/{name}": value for name, value, on in by_stitch if on}
         accelerator.log({**figures, **more}, step=step)

@@ -60,14 +60,14 @@ class Objective:
     def loss(self, task: Task, logits: Tensor, answers: Mapping[str, Tensor]) -> Tensor:
         """Compute the weighted task losses, summed over samples, or over tokens with a prediction."""
         total = logits.new_zeros(())
-        predicted = answers["hard"] != IGNORED if task.per_token else None
+        has_prediction = answers["hard"] != IGNORED if task.per_token else None
         for name, weight in self.labels.items():
             if name == "hard":
-                part = task.summed_loss(logits, answers[name])
+                label_loss = task.summed_loss(logits, answers[name])
             else:
                 losses = task.imitation_loss(logits, answers[name], self.temperature)
-                part = self.temperature**2 * (losses[predicted] if task.per_token else losses).sum()
-            total = total + weight * part
+                label_loss = self.temperature**2 * (losses[has_prediction] if task.per_token else losses).sum()
+            total = total + weight * label_loss
         return total
 
     def penalty(self, layer: StitchingLayer, rows: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -97,11 +97,11 @@ class Objective:
 
     def missing_rows(self, x: Tensor, y: Tensor) -> dict[str, int]:
         """Return the required number of rows of each penalty metric that needs more rows than passed."""
-        least = {
+        min_rows = {
             name: max(metric.min_rows("x", x.shape[1]), metric.min_rows("y", y.shape[1]))
             for name, metric in self.metrics.items()
         }
-        return {name: count for name, count in least.items() if count > len(x)}
+        return {name: count for name, count in min_rows.items() if count > len(x)}
 
 
 def _weights(layer: StitchingLayer) -> list[Tensor]:
@@ -112,6 +112,6 @@ def _weights(layer: StitchingLayer) -> list[Tensor]:
         if hasattr(stitch, "matrix"):
             sums.append(stitch.matrix().abs().sum())
         else:
-            named = stitch.named_parameters()
-            sums += [value.abs().sum() for name, value in named if name.rpartition(".")[2] != "bias"]
+            parameters = stitch.named_parameters()
+            sums += [value.abs().sum() for name, value in parameters if name.rpartition(".")[2] != "bias"]
     return sums

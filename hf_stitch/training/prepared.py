@@ -32,17 +32,17 @@ Augment = Callable[[list[Any], torch.Generator], list[Any]]
 class PreparedBatch:
     """A batch of samples as the training loop uses it."""
 
-    kept: Mapping[str, Representation]  # activations: ``source/<stitch>``, of the target ``there/<layer>``, FEATURES
+    activations: Mapping[str, Representation]  # ``source/<stitch>``, of the target ``there/<layer>``, FEATURES
     answers: Mapping[str, Tensor]  # labels by kind
 
     @property
     def count(self) -> int:
         """Number of samples."""
-        return next(iter(self.kept.values())).batch
+        return next(iter(self.activations.values())).batch
 
     def to(self, device: torch.device) -> PreparedBatch:
         """Return the batch on a device."""
-        activations = {name: one.to(device) for name, one in self.kept.items()}
+        activations = {name: values.to(device) for name, values in self.activations.items()}
         return PreparedBatch(activations, {name: answer.to(device) for name, answer in self.answers.items()})
 
 
@@ -51,37 +51,39 @@ class Networks:
 
     def __init__(
         self,
-        places: Mapping[str, StitchedModel],
+        models: Mapping[str, StitchedModel],
         target: Adapter | None,
         source: Adapter | None,
         requested: frozenset[str],
         last: str,
     ) -> None:
-        self.places, self.target, self.source, self.requested, self.last = places, target, source, requested, last
-        self.first = next(iter(places.values()))
+        self.models, self.target, self.source, self.requested, self.last = models, target, source, requested, last
+        self.first = next(iter(models.values()))
         self.task = task_named(self.first.task)
         starts: dict[str, str] = {}
-        self.origins = {name: starts.setdefault(_start(model), name) for name, model in places.items()}
-        self.fronts = {name: places[name] for name in starts.values()}
+        self.origins = {
+            name: starts.setdefault(_start(model), name) for name, model in models.items()
+        }  # key of a front
+        self.fronts = {name: models[name] for name in starts.values()}  # one model for each distinct front half
 
     def only(self, names: Sequence[str]) -> Networks:
         """Return the networks around some of the stitches."""
-        part = copy.copy(self)
-        part.places = {name: self.places[name] for name in names}
-        part.first = self.places[names[0]]
-        part.origins = {name: self.origins[name] for name in names}
-        part.fronts = {name: self.fronts[name] for name in dict.fromkeys(part.origins.values())}
-        return part
+        some = copy.copy(self)
+        some.models = {name: self.models[name] for name in names}
+        some.first = self.models[names[0]]
+        some.origins = {name: self.origins[name] for name in names}
+        some.fronts = {name: self.fronts[name] for name in dict.fromkeys(some.origins.values())}
+        return some
 
     def select(self, batch: PreparedBatch) -> PreparedBatch:
         """Return a batch with only the activations that these stitches need."""
         names = {FEATURES, *(f"source/{name}" for name in self.fronts), *(f"there/{end}" for end in self.ends)}
-        return replace(batch, kept={name: one for name, one in batch.kept.items() if name in names})
+        return replace(batch, activations={name: values for name, values in batch.activations.items() if name in names})
 
     @property
     def ends(self) -> set[str]:
         """The cuts of the target."""
-        return {model.target.cut.layer for model in self.places.values()}
+        return {model.target.cut.layer for model in self.models.values()}
 
     def has_predictions(self, batch: Batch) -> bool:
         """Return whether a batch has at least one token with a prediction."""
@@ -112,7 +114,7 @@ class Networks:
             layers |= {FEATURES: self.last} if FEATURES in self.requested else {}
             encoded = self.target.encode(inputs, sorted({*layers.values()})) if layers else {}
             activations |= {name: encoded[layer] for name, layer in layers.items()}
-        return PreparedBatch({name: one.replace(context={}) for name, one in activations.items()}, answers)
+        return PreparedBatch({name: values.replace(context={}) for name, values in activations.items()}, answers)
 
 
 class Prepared:
@@ -153,16 +155,16 @@ class Prepared:
 
     def only(self, names: Sequence[str]) -> Prepared:
         """Return the same samples, prepared for some of the stitches."""
-        part = copy.copy(self)
-        part.networks = self.networks.only(names)
-        part._like = None if self._like is None else part.networks.select(self._like)
-        return part
+        some = copy.copy(self)
+        some.networks = self.networks.only(names)
+        some._like = None if self._like is None else some.networks.select(self._like)
+        return some
 
-    def read(self, places: Tensor, seed: int) -> PreparedBatch:
+    def read(self, indices: Tensor, seed: int) -> PreparedBatch:
         """Read a batch."""
         if self.kept:
-            return self._from_files(places)
-        batch, paired = self._raw(places)
+            return self._from_files(indices)
+        batch, paired = self._raw(indices)
         samples, others = batch.samples, paired.samples
         if self._augment is not None:
             samples = self._augment(samples, torch.Generator().manual_seed(seed))
@@ -170,8 +172,8 @@ class Prepared:
         return self.networks.prepare(samples, others, self.networks.labels_of(batch))
 
     # -- files ------------------------------------------------------------------------------------------------------
-    def _raw(self, places: Tensor) -> tuple[Batch, Batch]:
-        pairs = PairedSamples(self.samples, self.others).select(places.tolist())
+    def _raw(self, indices: Tensor) -> tuple[Batch, Batch]:
+        pairs = PairedSamples(self.samples, self.others).select(indices.tolist())
         ((_, batch, paired),) = pairs.batches(Run(len(pairs), progress=False), "preparing")
         return batch, paired
 
@@ -179,32 +181,34 @@ class Prepared:
         """Write the files of this process and open the files of all processes; delete them if they are too large."""
         start, stop = processes.part(len(self.samples))
         local = PairedSamples(self.samples, self.others).select(range(start, stop))
-        alone = Run(batch_size, progress=progress is not None)
+        one_process = Run(batch_size, progress=progress is not None)
         stores: dict[str, RowStore] = {}
         count = bytes_ = least = 0
-        for _, batch, paired in local.batches(alone, progress or "preparing"):
-            part = self.networks.prepare(batch.samples, paired.samples, self.networks.labels_of(batch))
-            tensors = _tensors(part, self.networks.task.per_token)
-            count, bytes_ = count + part.count, bytes_ + sum(_bytes(*pair) for pair in tensors.values())
-            sample_bytes = sum(values.nbytes // part.count for values, mask in tensors.values() if mask is None)
+        for _, batch, paired in local.batches(one_process, progress or "preparing"):
+            prepared = self.networks.prepare(batch.samples, paired.samples, self.networks.labels_of(batch))
+            tensors = _tensors(prepared, self.networks.task.per_token)
+            count, bytes_ = count + prepared.count, bytes_ + sum(_bytes(*pair) for pair in tensors.values())
+            sample_bytes = sum(values.nbytes // prepared.count for values, mask in tensors.values() if mask is None)
             least = bytes_ + sample_bytes * (len(local) - count)  # a lower bound: the remaining texts may be short
             if least > limit and self.in_step:
                 continue
             if least > limit:
                 break
-            self._like = part if self._like is None else self._like
+            self._like = prepared if self._like is None else self._like
             for name, pair in tensors.items():
                 if name not in stores:
                     stores[name] = RowStore(folder / f"{name.replace('/', '-')}-{processes.rank}")
                 stores[name].append(*pair)
         if self.in_step:
-            rounds = -(-len(local) // batch_size)
+            rounds = -(-len(local) // batch_size)  # all processes must run sharded networks equally often
             for _ in range(max(processes.gather(rounds)) - rounds):
                 self.networks.prepare(batch.samples, paired.samples, self.networks.labels_of(batch))
-        parts = processes.gather(stores if least <= limit else None)
-        self._parts = [part for part in parts if part is not None]
+        all_stores = processes.gather(stores if least <= limit else None)
+        self._parts = [stored for stored in all_stores if stored is not None]
         if len(self._parts) == processes.count:
-            self._starts = torch.tensor([len(self.samples) * rank // processes.count for rank in range(1, len(parts))])
+            self._starts = torch.tensor(
+                [len(self.samples) * rank // processes.count for rank in range(1, len(all_stores))]
+            )
             return
         self._parts = []
         for store in stores.values():
@@ -215,37 +219,38 @@ class Prepared:
             "raise cache_size to store them"
         )
 
-    def _from_files(self, places: Tensor) -> PreparedBatch:
+    def _from_files(self, indices: Tensor) -> PreparedBatch:
         assert self._like is not None
         names = list(_tensors(self._like, self.networks.task.per_token))
         if len(self._parts) == 1:
-            read = {name: self._parts[0][name].read(places) for name in names}
+            stored = {name: self._parts[0][name].read(indices) for name in names}
         else:
-            read = self._from_parts(places, names)
+            stored = self._from_parts(indices, names)
         activations = {
-            name: one.replace(values=read[name][0], mask=read[name][1]) for name, one in self._like.kept.items()
+            name: like.replace(values=stored[name][0], mask=stored[name][1])
+            for name, like in self._like.activations.items()
         }
-        answers = {name: read[f"answers/{name}"][0] for name in self._like.answers}
+        answers = {name: stored[f"answers/{name}"][0] for name in self._like.answers}
         if self.networks.task.per_token:  # the files are padded with zeros
-            real = read["answers/hard"][1]
-            answers["hard"] = answers["hard"] if real is None else answers["hard"].masked_fill(~real, IGNORED)
+            is_real = stored["answers/hard"][1]
+            answers["hard"] = answers["hard"] if is_real is None else answers["hard"].masked_fill(~is_real, IGNORED)
         return PreparedBatch(activations, answers)
 
-    def _from_parts(self, places: Tensor, names: Sequence[str]) -> dict[str, tuple[Tensor, Tensor | None]]:
+    def _from_parts(self, indices: Tensor, names: Sequence[str]) -> dict[str, tuple[Tensor, Tensor | None]]:
         """Read from the files of several processes and restore the order of the samples."""
-        owners = torch.bucketize(places.contiguous(), self._starts, right=True)
-        first = [0, *self._starts.tolist()]
+        owners = torch.bucketize(indices.contiguous(), self._starts, right=True)
+        starts = [0, *self._starts.tolist()]
         order = torch.argsort(owners, stable=True)
-        back = torch.argsort(order)
+        inverse = torch.argsort(order)
         tensors: dict[str, tuple[Tensor, Tensor | None]] = {}
         for name in names:
             chunks = [
-                self._parts[rank][name].read(places[owners == rank] - first[rank])
+                self._parts[rank][name].read(indices[owners == rank] - starts[rank])
                 for rank in range(len(self._parts))
                 if bool((owners == rank).any())
             ]
-            values, masks = concatenate([v for v, _ in chunks]), [m for _, m in chunks if m is not None]
-            tensors[name] = (values[back], concatenate(masks)[back] if masks else None)
+            values, masks = concatenate([v for v, _ in chunks]), [mask for _, mask in chunks if mask is not None]
+            tensors[name] = (values[inverse], concatenate(masks)[inverse] if masks else None)
         return tensors
 
 
@@ -257,9 +262,9 @@ def _start(model: StitchedModel) -> str:
 
 def _tensors(batch: PreparedBatch, per_token: bool) -> dict[str, tuple[Tensor, Tensor | None]]:
     """Return all tensors by name, with a mask for samples of different lengths."""
-    tensors = {name: (one.values, one.mask) for name, one in batch.kept.items()}
-    real = next(iter(batch.kept.values())).mask if per_token else None  # of a source: one label for each token
-    return tensors | {f"answers/{name}": (values, real) for name, values in batch.answers.items()}
+    tensors = {name: (representation.values, representation.mask) for name, representation in batch.activations.items()}
+    mask = next(iter(batch.activations.values())).mask if per_token else None  # of a source: one label for each token
+    return tensors | {f"answers/{name}": (values, mask) for name, values in batch.answers.items()}
 
 
 def _bytes(values: Tensor, mask: Tensor | None) -> int:

@@ -42,7 +42,7 @@ def sharded(halves: Sequence[nn.Module], device: torch.device, processes: int) -
 
     mesh = init_device_mesh(device.type, (processes,))
     modules = {id(module): module for half in halves for module in half.modules()}.values()
-    before = [(module, type(module), _copy_attributes(vars(module))) for module in modules]
+    originals = [(module, type(module), _copy_attributes(vars(module))) for module in modules]
     weights = list({id(p): p for half in halves for p in half.parameters()}.values())
     try:
         for half in halves:
@@ -52,8 +52,8 @@ def sharded(halves: Sequence[nn.Module], device: torch.device, processes: int) -
         _move(weights, torch.device("cpu"))
         yield
     finally:
-        for module, kind, attributes in before:
-            module.__class__ = kind
+        for module, module_class, attributes in originals:
+            module.__class__ = module_class
             vars(module).clear()
             vars(module).update(attributes)
         _move(weights, device)

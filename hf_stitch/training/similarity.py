@@ -102,35 +102,35 @@ class SimilarityCallback(ProbingCallback):
             if reference.pooling not in (None, pooling):
                 raise ValueError(f"the reference activations have pooling={reference.pooling!r}, not {pooling!r}")
         self.matches: dict[str, dict[str, str]] = {}
-        self._own = own_state
-        self._given: str | nn.Module | Adapter | Activations | None = reference
+        self._own = own_state  # "start" or "previous"; None for another network
+        self._pending_reference: str | nn.Module | Adapter | Activations | None = reference  # until it is recorded
         self._layers = None if layers is None else tuple(layers)
-        self._watched: tuple[str, ...] = ()
+        self._layer_names: tuple[str, ...] = ()
         self._reference: Activations | None = None
         self._reference_weights: Readings | None = None
 
     @property
-    def _runs(self) -> bool:
+    def _runs(self) -> bool:  # activations require forward passes, weights do not
         return bool(self._metrics)
 
     def _prepare(self, processes: Processes) -> None:
         if self._metrics:
             assert self.probe is not None
-            self._watched = self._loaded.candidates if self._layers is None else self._layers
-            if not self._watched:
+            self._layer_names = self._loaded.candidates if self._layers is None else self._layers
+            if not self._layer_names:
                 raise ValueError("no layers to measure: pass at least one name in layers=")
-            self.probe.check_layers(self._loaded, self._watched)
+            self.probe.check_layers(self._loaded, self._layer_names)
         if self._weight_metrics:
-            self._read(self._model)
-        if self._own or self._given is None:
+            self._read(self._model)  # raises an error for unknown layers
+        if self._own or self._pending_reference is None:
             return
-        reference = self._given
+        reference = self._pending_reference
         assert not isinstance(reference, str) or reference not in OWN
         if isinstance(reference, Activations):
             self._reference = reference
         else:
             self._read_reference(reference, processes)
-        self._given = None
+        self._pending_reference = None
         if self._metrics and not self._by_name:
             logger.warning(
                 "%s: the layers of the reference have different names; each layer is compared with the currently most "
@@ -154,7 +154,7 @@ class SimilarityCallback(ProbingCallback):
             assert self.probe is not None
             check_comparable(self._loaded, adapter, self.probe.pooling)
             modules = dict(model.named_modules())
-            layers = self._watched if modules.keys() >= set(self._watched) else adapter.layers
+            layers = self._layer_names if modules.keys() >= set(self._layer_names) else adapter.layers
             self._reference = self.probe.activations(adapter, layers, processes)
 
     def _read(self, model: nn.Module) -> Readings:
@@ -162,10 +162,10 @@ class SimilarityCallback(ProbingCallback):
 
     @property
     def _by_name(self) -> bool:
-        return self._reference is not None and self._reference.values.keys() >= set(self._watched)
+        return self._reference is not None and self._reference.values.keys() >= set(self._layer_names)
 
     def _figures(self, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
-        first = self._reference is None and self._reference_weights is None
+        is_first = self._reference is None and self._reference_weights is None
         figures = self._figures_of_activations(processes) if self._metrics else {}
         if self._weight_metrics:
             current = self._read(self._model)
@@ -174,17 +174,20 @@ class SimilarityCallback(ProbingCallback):
             figures |= self._by_weights(current)
             if self._own == "previous":
                 self._reference_weights = current
-        return {} if first and self._own == "previous" else figures
+        return {} if is_first and self._own == "previous" else figures
 
     def _figures_of_activations(self, processes: Processes) -> dict[str, float]:
         assert self.probe is not None
-        current = self.probe.activations(self._loaded, self._watched, processes)
+        current = self.probe.activations(self._loaded, self._layer_names, processes)
         if self._reference is None:
             self._reference = current
-        alone = [([layer], [layer]) for layer in self._watched]
+        # Layers of the network and of the reference that are compared: each with its namesake, or all with all.
+        comparisons = [([layer], [layer]) for layer in self._layer_names]
+        if not self._by_name:
+            comparisons = [(list(self._layer_names), list(self._reference.layers))]
         by_metric: dict[str, dict[str, tuple[str, float]]] = {label: {} for label in self._metrics}
-        for layers, others in alone if self._by_name else [(list(self._watched), list(self._reference.layers))]:
-            for label, row in self._compared(current, layers, others, processes).items():
+        for layers, reference_layers in comparisons:
+            for label, row in self._best_matches(current, layers, reference_layers, processes).items():
                 by_metric[label] |= row
         self.matches = {label: {layer: match for layer, (match, _) in row.items()} for label, row in by_metric.items()}
         if self._own == "previous":
@@ -201,8 +204,8 @@ class SimilarityCallback(ProbingCallback):
             figures |= {f"{label}/{layer}": value for layer, value in values.items()}
         return figures
 
-    def _compared(
-        self, current: Activations, layers: list[str], others: list[str], processes: Processes
+    def _best_matches(
+        self, current: Activations, layers: list[str], reference_layers: list[str], processes: Processes
     ) -> dict[str, dict[str, tuple[str, float]]]:
         """Find the most similar layer of the reference and its value, by metric and layer."""
         assert self._reference is not None
@@ -212,34 +215,34 @@ class SimilarityCallback(ProbingCallback):
                 if not bool(current.values[layer].isfinite().all()):
                     raise ValueError(f"activations of layer {layer!r} are NaN or infinite")
             sides = (current, self._reference)
-            atlas = Comparison(sides, self._asked, run, layers_a=layers, layers_b=others).run()
+            atlas = Comparison(sides, self._asked, run, layers_a=layers, layers_b=reference_layers).run()
         except (ValueError, ArithmeticError) as error:
             undefined = self._undefined(f"similarity of {', '.join(layers)}", error)
-            return {label: {layer: (others[0], undefined) for layer in layers} for label in self._metrics}
+            return {label: {layer: (reference_layers[0], undefined) for layer in layers} for label in self._metrics}
         by_metric: dict[str, dict[str, tuple[str, float]]] = {label: {} for label in self._metrics}
         for label, row in by_metric.items():
             best = atlas.best_matches(label)
             for place, layer in enumerate(layers):
                 if layer in best:
-                    row[layer] = best[layer], float(atlas[label][place, others.index(best[layer])])
+                    row[layer] = best[layer], float(atlas[label][place, reference_layers.index(best[layer])])
                 else:
-                    reason = ValueError(atlas.why(label, layer, others[0]))
-                    row[layer] = others[0], self._undefined(f"{label} of {layer}", reason)
+                    reason = ValueError(atlas.why(label, layer, reference_layers[0]))
+                    row[layer] = reference_layers[0], self._undefined(f"{label} of {layer}", reason)
         return by_metric
 
-    def _begin(self) -> None:
+    def _begin(self) -> None:  # called at the start of each training run, resumed or not
         if self._own:
             self._reference = self._reference_weights = None
 
-    def _save(self, folder: Path) -> None:
-        if not self._own:
+    def _save(self, folder: Path) -> None:  # called when the trainer saves a checkpoint, on rank 0
+        if not self._own:  # the reference is not a state of this training run: nothing to save
             return
         if self._reference is not None:
             self._reference.save(folder / self._file)
-        for label, read in (self._reference_weights or {}).items():
-            save_weights(read, self._weights_file(folder, label), self._weight_metrics[label].name)
+        for label, weights in (self._reference_weights or {}).items():
+            save_weights(weights, self._weights_file(folder, label), self._weight_metrics[label].name)
 
-    def _resume(self, folder: Path, step: int) -> None:
+    def _resume(self, folder: Path, step: int) -> None:  # called after _begin, if training resumes
         if not self._own:
             return
         files = [folder / self._file] * bool(self._metrics)
@@ -254,7 +257,7 @@ class SimilarityCallback(ProbingCallback):
             assert self.probe is not None
             saved = Activations.load(folder / self._file)
             check_same_order(self.probe.samples.ids, saved.ids)
-            if absent := [layer for layer in self._watched if layer not in saved.values]:
+            if absent := [layer for layer in self._layer_names if layer not in saved.values]:
                 raise ValueError(
                     f"{folder / self._file} lacks layer {absent[0]!r}; to resume, use layers among "
                     f"{', '.join(saved.layers)}"
@@ -265,12 +268,12 @@ class SimilarityCallback(ProbingCallback):
                 label: load_weights(self._weights_file(folder, label), metric.name)
                 for label, metric in self._weight_metrics.items()
             }
-            for label, read in self._read(self._model).items():
+            for label, weights in self._read(self._model).items():
                 saved_layers = tuple(self._reference_weights[label])
-                if saved_layers != tuple(read):
+                if saved_layers != tuple(weights):
                     raise ValueError(
                         f"{self._weights_file(folder, label)} contains the layers {', '.join(saved_layers)}, but the "
-                        f"callback measures {', '.join(read)}; to resume, use the same layers"
+                        f"callback measures {', '.join(weights)}; to resume, use the same layers"
                     )
 
     @property

@@ -30,9 +30,9 @@ from hf_stitch.training.probe import Probe, representations
 
 logger = logging.getLogger(__name__)
 
-Pair = tuple[str, str]
+Pair = tuple[str, str]  # layer of the network in training, layer of the reference
 Kind = Literal["relative_accuracy", "identity", "mean_only", "untrained"]
-Place = tuple[Kind, Pair]
+Place = tuple[Kind, Pair]  # key of a measured stitch
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """Measurements of each pair of layers, in the order of the values."""
@@ -111,22 +111,22 @@ class StitchabilityCallback(ProbingCallback):
                 f"matcher {self._matcher.name!r} is not fitted in closed form; use for example matcher='lstsq'"
             )
         self._probe = Probe(data, pooling, batch_size)
-        self._fit, self._test = self._probe.samples.split(test_size, seed)
+        self._fit_samples, self._test_samples = self._probe.samples.split(test_size, seed)
         if self._probe.samples.labels is None:
             raise ValueError("accuracy requires labelled samples; pass Samples.of(data, label=…)")
         self._layers = None if layers is None else [(pair, pair) if isinstance(pair, str) else pair for pair in layers]
-        self._given = reference
+        self._reference = reference
         self._task: Task = Classification()
         self._pairs: list[Pair] = []
         self._backs: dict[str, Back] = {}
-        self._targets: list[dict[str, Representation]] = []
-        self._right = 0.0
+        self._target_activations: list[dict[str, Representation]] = []
+        self._reference_correct = 0.0
         self._untrained, self._seed = untrained, seed
         self._constant: dict[Place, float] = {}
 
     # -- preparation ------------------------------------------------------------------------------------------------
     def _prepare(self, processes: Processes) -> None:
-        adapter, reference = self._loaded, load_on(self._given, processes.device)
+        adapter, reference = self._loaded, load_on(self._reference, processes.device)
         if reference.model is adapter.model:
             raise ValueError("the reference is the network in training; pass a frozen copy")
         check_comparable(adapter, reference, self._probe.pooling)
@@ -139,40 +139,41 @@ class StitchabilityCallback(ProbingCallback):
                 "pass a classifier"
             )
         classes = getattr(reference.model, "config", None)
-        self._test = self._task.numbered(self._test, classes)
-        self._task.warn_of_labels(self._test, classes)
-        self._pairs = self._paired(adapter, reference)
+        self._test_samples = self._task.numbered(self._test_samples, classes)
+        self._task.warn_of_labels(self._test_samples, classes)
+        self._pairs = self._layer_pairs(adapter, reference)
         targets = list(dict.fromkeys(target for _, target in self._pairs))
         self._backs = {target: reference.back(target).to(adapter.device) for target in targets}
         self._probe.check_layers(adapter, self._sources)
-        self._targets, right = [], 0.0
-        for batch in self._share(self._fit, processes):
+        self._target_activations, correct = [], 0.0
+        for batch in self._batches_of_process(self._fit_samples, processes):
             by_layer = representations(reference, batch, targets)
-            self._targets.append({name: activations.to("cpu") for name, activations in by_layer.items()})
-        for name, activations in self._targets[0].items():
+            self._target_activations.append({name: activations.to("cpu") for name, activations in by_layer.items()})
+        for name, activations in self._target_activations[0].items():
             if activations.spec != reference.spec(name):
                 raise ValueError(
                     f"layer {name!r} of the reference has the spec {activations.spec} with these samples, expected "
                     f"{reference.spec(name)}; load the reference with example_inputs of the same size as the samples"
                 )
-        for batch in self._share(self._test, processes):
+        for batch in self._batches_of_process(self._test_samples, processes):
             output = reference.forward(reference.preprocess(batch.samples))
             if requirement := self._task.difference(reference, output):
                 raise ValueError(f"the reference must be a classifier with {requirement}")
             logits = logits_of(output)
             self._task.check_labels(batch, logits.shape[-1])
             check_predictions(logits.float().logsumexp(-1, keepdim=True), batch)
-            right += self._count(logits, batch)
-        self._right = sum(processes.gather(right))
-        if not self._right:
+            correct += self._count(logits, batch)
+        self._reference_correct = sum(processes.gather(correct))
+        if not self._reference_correct:
             raise ValueError(
-                f"relative accuracy is undefined: the reference classifies none of {len(self._test)} samples correctly"
+                f"relative accuracy is undefined: the reference classifies none of {len(self._test_samples)} samples "
+                "correctly"
             )
         self._constant = {}
         if self._untrained:
-            self._constant = self._measured(untrained(adapter, self._seed), processes, "untrained")
+            self._constant = self._measure_stitches(untrained(adapter, self._seed), processes, "untrained")
 
-    def _paired(self, adapter: Adapter, reference: Adapter) -> list[Pair]:
+    def _layer_pairs(self, adapter: Adapter, reference: Adapter) -> list[Pair]:
         if self._layers is not None:
             return list(dict.fromkeys(self._layers))
         pairs = [(layer, layer) for layer in adapter.layers if layer in reference.layers]
@@ -183,33 +184,35 @@ class StitchabilityCallback(ProbingCallback):
             )
         return pairs
 
-    def _share(self, samples: Samples, processes: Processes) -> Iterator[Batch]:
+    def _batches_of_process(self, samples: Samples, processes: Processes) -> Iterator[Batch]:
         return samples.select(range(*processes.part(len(samples)))).batches(self._probe.batch_size)
 
     # -- measurement ------------------------------------------------------------------------------------------------
     def _figures(self, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
-        measured = self._measured(self._loaded, processes, "relative_accuracy")
-        self._constant |= {place: value for place, value in measured.items() if place[0] == "mean_only"}
-        ordered = sorted({**measured, **self._constant}.items(), key=lambda item: KINDS.index(item[0][0]))
+        accuracies = self._measure_stitches(self._loaded, processes, "relative_accuracy")
+        self._constant |= {place: value for place, value in accuracies.items() if place[0] == "mean_only"}
+        ordered = sorted({**accuracies, **self._constant}.items(), key=lambda item: KINDS.index(item[0][0]))
         return {f"{kind}/{a if a == b else f'{a}->{b}'}": value for (kind, (a, b)), value in ordered}
 
-    def _measured(self, adapter: Adapter, processes: Processes, fitted: Kind) -> dict[Place, float]:
+    def _measure_stitches(self, adapter: Adapter, processes: Processes, map_kind: Kind) -> dict[Place, float]:
         """Fit the stitching layers of a network; return their relative accuracies and the baselines."""
         layers: dict[Place, StitchingLayer] = {}
         undefined: dict[Place, Exception] = {}
-        for pair, layer in self._fitted(adapter, processes).items():
+        for pair, layer in self._fit_stitches(adapter, processes).items():
             if isinstance(layer, Exception):
-                undefined[fitted, pair] = layer
+                undefined[map_kind, pair] = layer
                 continue
-            layers[fitted, pair] = layer
-            if fitted == "untrained":
+            layers[map_kind, pair] = layer
+            if map_kind == "untrained":
                 continue
             if layer.equal_widths:
                 layers["identity", pair] = layer.identity()
             if ("mean_only", pair) not in self._constant:
                 layers["mean_only", pair] = layer.mean_only()
         accuracies = self._accuracies(adapter, layers, processes)
-        undefined |= {place: ValueError("its logits are NaN") for place, a in accuracies.items() if math.isnan(a)}
+        undefined |= {
+            place: ValueError("its logits are NaN") for place, share in accuracies.items() if math.isnan(share)
+        }
         for (kind, (source, target)), error in undefined.items():
             stitch = f"the stitch from {source!r} to {target!r}"
             if kind == "untrained":  # training goes on without the untrained copy
@@ -223,24 +226,26 @@ class StitchabilityCallback(ProbingCallback):
         self, adapter: Adapter, layers: Mapping[Place, StitchingLayer], processes: Processes
     ) -> dict[Place, float]:
         """Return the accuracy of each stitching layer on the held-out samples, relative to the reference."""
-        right = dict.fromkeys(layers, 0.0)
-        for batch in self._share(self._test, processes):
+        correct = dict.fromkeys(layers, 0.0)
+        for batch in self._batches_of_process(self._test_samples, processes):
             activations = representations(adapter, batch, self._sources)
             for place, layer in layers.items():
                 _, (source, target) = place
-                right[place] += self._count(self._finished(layer(activations[source]), target), batch)
-        totals = processes.gather(right)
-        return {place: sum(part[place] for part in totals) / self._right for place in layers}
+                correct[place] += self._count(self._run_back_half(layer(activations[source]), target), batch)
+        totals = processes.gather(correct)
+        return {place: sum(counts[place] for counts in totals) / self._reference_correct for place in layers}
 
     @property
     def _sources(self) -> list[str]:
         return list(dict.fromkeys(source for source, _ in self._pairs))
 
-    def _fitted(self, adapter: Adapter, processes: Processes) -> dict[Pair, StitchingLayer | Exception]:
+    def _fit_stitches(self, adapter: Adapter, processes: Processes) -> dict[Pair, StitchingLayer | Exception]:
         statistics: dict[Pair, dict[str, Moments]] = {pair: {} for pair in self._pairs}
         failures: dict[Pair, str] = {}
         specs: dict[str, Any] = {}
-        for batch, targets in zip(self._share(self._fit, processes), self._targets, strict=True):
+        for batch, targets in zip(
+            self._batches_of_process(self._fit_samples, processes), self._target_activations, strict=True
+        ):
             activations = representations(adapter, batch, self._sources)
             specs = {name: representation.spec for name, representation in activations.items()}
             for pair in self._pairs:
@@ -253,7 +258,7 @@ class StitchabilityCallback(ProbingCallback):
                         statistics[pair][part].update(x, y)
                 except ValueError as error:  # raised after all processes have exchanged failures, or they would wait
                     failures[pair] = str(error)
-        failures = {pair: reason for part in processes.gather(failures) for pair, reason in part.items()}
+        failures = {pair: reason for reasons in processes.gather(failures) for pair, reason in reasons.items()}
         stitches: dict[Pair, StitchingLayer | Exception] = {}
         for pair in self._pairs:
             try:
@@ -262,7 +267,7 @@ class StitchabilityCallback(ProbingCallback):
                 if processes.accelerator is not None:
                     for moments in statistics[pair].values():
                         moments.all_reduce(processes.accelerator)
-                target_spec = self._targets[0][pair[1]].spec
+                target_spec = self._target_activations[0][pair[1]].spec
                 collected = CollectedParts(specs[pair[0]], target_spec, self._probe.pooling, statistics[pair])
                 stitches[pair] = self._matcher.match(collected).only
             except (ValueError, torch.linalg.LinAlgError) as error:
@@ -272,10 +277,10 @@ class StitchabilityCallback(ProbingCallback):
     def _count(self, logits: torch.Tensor, batch: Batch) -> float:
         """Return the number of samples classified correctly; NaN if a sample does not have a class."""
         predicted = most_likely(logits).cpu()
-        right = (predicted == torch.as_tensor(self._task.labels(batch))).sum()
-        return math.nan if bool((predicted < 0).any()) else float(right)
+        correct = (predicted == torch.as_tensor(self._task.labels(batch))).sum()
+        return math.nan if bool((predicted < 0).any()) else float(correct)
 
-    def _finished(self, mapped: Representation, target: str) -> torch.Tensor:
+    def _run_back_half(self, mapped: Representation, target: str) -> torch.Tensor:
         """Run the back half of the reference on activations at a layer; return the logits."""
         back = self._backs[target]
         weight = next((p for p in back.parameters() if p.is_floating_point()), mapped.values)

@@ -43,14 +43,14 @@ def trainable(layer: StitchingLayer, orthogonal: bool) -> StitchingLayer:
     return clone
 
 
-def plain(layer: StitchingLayer, first: StitchingLayer) -> StitchingLayer:
+def plain(layer: StitchingLayer, initial: StitchingLayer) -> StitchingLayer:
     """Return a copy of a trained layer with plain weights, without parametrizations."""
     clone = copy.deepcopy(layer)
     for part in clone.parts:
         stitch = getattr(clone, part)
         if parametrize.is_parametrized(stitch):
             parametrize.remove_parametrizations(stitch, "weight", leave_parametrized=True)
-        stitch.to(_dtype(getattr(first, part)))
+        stitch.to(_dtype(getattr(initial, part)))
     return clone.eval()
 
 
@@ -108,7 +108,9 @@ class Stitches(nn.Module):
         """Compute the loss of each stitch."""
         mapped = self._mapped(batch)
         if features:
-            return torch.stack([_distance(values, batch.kept[FEATURES], total) for values in self._features(mapped)])
+            return torch.stack(
+                [_distance(values, batch.activations[FEATURES], total) for values in self._features(mapped)]
+            )
         losses = []
         for layer, representation, logits in zip(self.trained, mapped, self._logits(mapped), strict=True):
             loss = self._objective.loss(self._task, logits.to(_at_least_float32(logits.dtype)), batch.answers) / total
@@ -148,7 +150,7 @@ class Stitches(nn.Module):
                         f"the penalty {name!r} requires at least {least} rows, but the batch of a process has "
                         f"{len(rows[0])}; raise batch_size"
                     )
-        if (expected := batch.kept.get(FEATURES)) is not None:
+        if (expected := batch.activations.get(FEATURES)) is not None:
             for outputs in self._features(mapped):
                 if outputs.shape != expected.values.shape:
                     raise ValueError(
@@ -169,13 +171,14 @@ class Stitches(nn.Module):
 
     def _mapped(self, batch: PreparedBatch) -> list[Representation]:
         return [
-            layer(batch.kept[f"source/{self._origins[n]}"]) for n, layer in zip(self.names, self.layers, strict=True)
+            layer(batch.activations[f"source/{self._origins[name]}"])
+            for name, layer in zip(self.names, self.layers, strict=True)
         ]
 
     def _logits(self, mapped: Sequence[Representation]) -> Sequence[Tensor]:
-        if len(mapped) > 1 and len({one.values.shape for one in mapped}) == 1:
+        if len(mapped) > 1 and len({x.values.shape for x in mapped}) == 1:
             return logits_of(self._run(_concatenated(mapped))).chunk(len(mapped))
-        return [logits_of(self._run(one)) for one in mapped]
+        return [logits_of(self._run(x)) for x in mapped]
 
     def _run(self, representation: Representation) -> Any:
         parameter = next((p for p in self.back.parameters() if p.is_floating_point()), representation.values)
@@ -184,13 +187,13 @@ class Stitches(nn.Module):
     def _features(self, mapped: Sequence[Representation]) -> list[Tensor]:
         """Compute the activations at the last cut of the target for each stitch."""
         if self._last == self.back.cut.layer:
-            return [one.values for one in mapped]
+            return [x.values for x in mapped]
         outputs: list[Tensor] = []
         module = self.back.model.get_submodule(self._last)
         handle = module.register_forward_hook(lambda module, args, output: outputs.append(_first_tensor(output)))
         try:
-            for one in mapped:
-                self._run(one)
+            for x in mapped:
+                self._run(x)
         finally:
             handle.remove()
         return outputs
@@ -198,24 +201,24 @@ class Stitches(nn.Module):
     def _rows(
         self, layer: StitchingLayer, mapped: Representation, batch: PreparedBatch
     ) -> tuple[Tensor, Tensor] | None:
-        reference = batch.kept.get(f"there/{self.back.cut.layer}")
+        reference = batch.activations.get(f"there/{self.back.cut.layer}")
         return None if reference is None else paired_rows(mapped, reference, layer.pooling)["body"]
 
 
 def _concatenated(representations: Sequence[Representation]) -> Representation:
-    masks = [one.mask for one in representations]
+    masks = [x.mask for x in representations]
     mask = torch.cat([m for m in masks if m is not None]) if masks[0] is not None else None
-    return representations[0].replace(values=torch.cat([one.values for one in representations]), mask=mask)
+    return representations[0].replace(values=torch.cat([x.values for x in representations]), mask=mask)
 
 
 def _distance(values: Tensor, features: Representation, total: float) -> Tensor:
     """Return the squared distance, averaged over real positions and features, summed over samples, over ``total``."""
-    wide = _at_least_float32(values.dtype)
-    squared = functional.mse_loss(values.to(wide), features.values.to(wide), reduction="none")
+    dtype = _at_least_float32(values.dtype)
+    squared = functional.mse_loss(values.to(dtype), features.values.to(dtype), reduction="none")
     if features.mask is None:
         return squared.flatten(1).mean(1).sum() / total
-    of_positions = squared.mean(-1) * features.mask
-    return (of_positions.sum(1) / features.mask.sum(1).clamp(min=1)).sum() / total
+    by_position = squared.mean(-1) * features.mask
+    return (by_position.sum(1) / features.mask.sum(1).clamp(min=1)).sum() / total
 
 
 def _first_tensor(output: Any) -> Tensor:

@@ -194,8 +194,8 @@ class TaskLoss(TrainedMatcher):
             raise ValueError("task_loss requires a task with logits; pass task= to stitch()")
         if self.temperature != 1 and not task_named(task).has_probabilities:
             raise ValueError(f"temperature must be 1 for {task}, a task without probabilities, got {self.temperature}")
-        for labelled in (samples, validation_data):
-            if labelled is not None and self._uses_labels(task) and task_named(task).labels(labelled) is None:
+        for sample_set in (samples, validation_data):
+            if sample_set is not None and self._uses_labels(task) and task_named(task).labels(sample_set) is None:
                 raise ValueError(
                     "labels='hard' requires labelled samples; pass Samples.of(data, label=…), or use labels='target'"
                 )
@@ -217,10 +217,10 @@ class TaskLoss(TrainedMatcher):
         """Run one batch through identity maps, so that errors of training occur before fitting."""
         super().rehearse(pair, data)
         models = join_all(pair, {cell: pair.identity(cell) for cell in pair.cells})
-        named = {str(number): model for number, model in enumerate(models.values())}
-        networks, device = self._networks(named, pair.target, None), _device(named["0"])
-        layers = {name: model.stitch for name, model in named.items()}
-        with _frozen(list(named.values()), device):
+        models_by_name = {str(number): model for number, model in enumerate(models.values())}
+        networks, device = self._networks(models_by_name, pair.target, None), _device(models_by_name["0"])
+        layers = {name: model.stitch for name, model in models_by_name.items()}
+        with _frozen(list(models_by_name.values()), device):
             self._check_first_batch(
                 self._groups(networks, layers, device), networks, data.train.a, data.train.b, None, 1
             )
@@ -232,21 +232,21 @@ class TaskLoss(TrainedMatcher):
         samples = collected.samples
         cells, models = list(layers), list(join_all(collected.pair, layers).values())
         try:
-            fitted: list[StitchingLayer | None] = [*self.fit(
+            trained_layers: list[StitchingLayer | None] = [*self.fit(
                 models, samples.a, target=collected.pair.target, paired_data=samples.b if samples.differ else None,
                 checkpoint_dir=folder, progress=collected.run.progress,
             )]  # fmt: skip
             reasons: Mapping[int, str] = {}
         except DivergedError as error:
-            fitted, reasons = error.trained, error.reasons
-            if all(layer is None for layer in fitted):
+            trained_layers, reasons = error.trained, error.reasons
+            if all(layer is None for layer in trained_layers):
                 if len(cells) == 1:
                     raise
                 first = f"{self.label}: {' -> '.join(cells[0])}"
                 text = f"all stitches of the matcher diverged, first {first}: {reasons.get(0, error)}"
                 raise DivergedError(text, reasons) from error
-        trained = {cell: layer for cell, layer in zip(cells, fitted, strict=True) if layer is not None}
-        return Matched(trained, {cells[place]: DivergedError(reason) for place, reason in reasons.items()})
+        layers_by_cell = {cell: layer for cell, layer in zip(cells, trained_layers, strict=True) if layer is not None}
+        return Matched(layers_by_cell, {cells[index]: DivergedError(reason) for index, reason in reasons.items()})
 
     def _check_first_batch(
         self,
@@ -264,9 +264,9 @@ class TaskLoss(TrainedMatcher):
         batch = networks.prepare(first.samples, paired.samples, networks.labels_of(first)).to(_device(networks.first))
         outputs = max(stitches.check(batch) for stitches in groups)
         if self._uses_labels(networks.first.task):
-            for labelled in (samples, validation_data):
-                if labelled is not None:
-                    networks.task.check_labels(labelled, outputs)
+            for sample_set in (samples, validation_data):
+                if sample_set is not None:
+                    networks.task.check_labels(sample_set, outputs)
 
     @overload
     def fit(self, stitched: StitchedModel, data: Any, *_: Any, **options: Any) -> StitchingLayer: ...
@@ -319,20 +319,20 @@ class TaskLoss(TrainedMatcher):
         """
         models = [stitched] if isinstance(stitched, StitchedModel) else list(stitched)
         _check_models(models)
-        accelerator = _default(_device(models[0])) if accelerator is None else accelerator
+        accelerator = _default_accelerator(_device(models[0])) if accelerator is None else accelerator
         processes = Processes(accelerator)
         with processes.together("TaskLoss.fit"):
             samples, others, held_out = self._samples(models[0], data, paired_data, validation_data)
-            named = {str(i): model for i, model in enumerate(models)}
-            layers = {name: trainable(model.stitch, self.orthogonal) for name, model in named.items()}
-            networks = self._networks(named, target, source)
+            by_name = {str(i): model for i, model in enumerate(models)}
+            layers = {name: trainable(model.stitch, self.orthogonal) for name, model in by_name.items()}
+            networks = self._networks(by_name, target, source)
             if networks.target is not None:
                 _check_same_network(networks.target, models[0])
-            every = accelerator.gradient_accumulation_steps
-            steps = self.max_steps or self.epochs * math.ceil(len(samples) / (self.batch_size * every))
+            accumulation = accelerator.gradient_accumulation_steps
+            steps = self.max_steps or self.epochs * math.ceil(len(samples) / (self.batch_size * accumulation))
             schedule = TrainingSchedule(steps, *(getattr(self, f.name) for f in fields(TrainingSchedule)[1:]))
-            fitted: dict[str, StitchingLayer] = {}
-            diverged: dict[str, str] = {}
+            trained_layers: dict[str, StitchingLayer] = {}
+            reasons: dict[str, str] = {}
             with ExitStack() as stack:
                 stack.enter_context(_frozen(models, accelerator.device))
                 if shard and processes.count > 1:
@@ -340,15 +340,15 @@ class TaskLoss(TrainedMatcher):
                     stack.enter_context(sharded(halves, accelerator.device, processes.count))
                 groups = self._groups(networks, layers, accelerator.device)
                 self._check_first_batch(groups, networks, samples, others, held_out, processes.count)
-                states: list[Checkpoint | None] = [None] * len(groups)
+                checkpoints: list[Checkpoint | None] = [None] * len(groups)
                 if checkpoint_dir is not None:
                     recipe = {
                         "matcher": self.to_dict(), "steps": steps, "data": samples.fingerprint,
                         "paired_data": others.fingerprint, "validation_data": held_out and held_out.fingerprint,
-                        "augment": _qualified_name(augment), "accumulation": every, "processes": processes.count,
+                        "augment": _qualified_name(augment), "accumulation": accumulation, "processes": processes.count,
                         "mixed_precision": accelerator.mixed_precision, "versions": versions(),
                     }  # fmt: skip
-                    states = _begin_all(Path(checkpoint_dir), recipe, groups, named, processes)
+                    checkpoints = _begin_all(Path(checkpoint_dir), recipe, groups, by_name, processes)
                 temporary = Path(processes.agree(stack.enter_context(tempfile.TemporaryDirectory())))
                 prepare = partial(
                     Prepared, networks, limit=int(cache_size), batch_size=max(self.batch_size, 64),
@@ -362,25 +362,26 @@ class TaskLoss(TrainedMatcher):
                     validation = prepare(
                         held_out, held_out, folder=temporary / "held out", augment=None, progress=label
                     )
-                for stitches, state in zip(groups, states, strict=True):
+                for stitches, checkpoint in zip(groups, checkpoints, strict=True):
                     names = stitches.names
-                    losses, done, failed = train(
+                    losses, steps_done, new_reasons = train(
                         stitches, inputs.only(names), schedule, accelerator=accelerator, processes=processes,
-                        checkpoint=state, save_every=save_every, callback=callback, progress=progress,
+                        checkpoint=checkpoint, save_every=save_every, callback=callback, progress=progress,
                         validation=None if validation is None else validation.only(names),
                     )  # fmt: skip
                     accelerator.wait_for_everyone()
-                    diverged |= failed
-                    outcomes = zip(names, stitches.trained, done.tolist(), losses.tolist(), strict=True)
+                    reasons |= new_reasons
+                    outcomes = zip(names, stitches.trained, steps_done.tolist(), losses.tolist(), strict=True)
                     for name, layer, count, loss in outcomes:
-                        if name not in failed:
-                            fitted[name] = plain(layer, named[name].stitch).to(_device(named[name]))
-                            for part in fitted[name].parts:
-                                getattr(fitted[name], part).fitted = {"n": len(samples), "steps": count, "loss": loss}
-            trained = [fitted.get(name) for name in named]
-            if diverged:
-                raise self._error(diverged, trained, checkpoint_dir)
-            return fitted["0"] if isinstance(stitched, StitchedModel) else list(fitted.values())
+                        if name not in new_reasons:
+                            trained_layers[name] = plain(layer, by_name[name].stitch).to(_device(by_name[name]))
+                            for part in trained_layers[name].parts:
+                                results = {"n": len(samples), "steps": count, "loss": loss}
+                                getattr(trained_layers[name], part).fitted = results
+            layers_in_order = [trained_layers.get(name) for name in by_name]
+            if reasons:
+                raise self._error(reasons, layers_in_order, checkpoint_dir)
+            return trained_layers["0"] if isinstance(stitched, StitchedModel) else list(trained_layers.values())
 
     def _samples(
         self, model: StitchedModel, data: Any, paired_data: Any, validation_data: Any
@@ -390,8 +391,8 @@ class TaskLoss(TrainedMatcher):
             raise ValueError("paired_data and validation_data cannot be combined yet; remove one")
         pairs = PairedSamples.of(data, paired_data)
         task = task_named(model.task)
-        both = pairs.with_first(task.numbered(pairs.a, model.config))
-        samples, others = both.a, both.b
+        numbered_pairs = pairs.with_first(task.numbered(pairs.a, model.config))
+        samples, others = numbered_pairs.a, numbered_pairs.b
         held_out = None if validation_data is None else task.numbered(Samples.of(validation_data), model.config)
         if self._uses_labels(model.task):
             task.warn_of_labels(samples, model.config)
@@ -412,31 +413,31 @@ class TaskLoss(TrainedMatcher):
 
     def _groups(self, networks: Networks, layers: Mapping[str, StitchingLayer], device: torch.device) -> list[Stitches]:
         """Group the stitches by their cut of the target, in order of first appearance."""
-        ends: dict[str, dict[str, StitchingLayer]] = {}
-        for name, model in networks.places.items():
-            ends.setdefault(model.target.cut.layer, {})[name] = layers[name]
-        backs = [networks.places[next(iter(group))].target for group in ends.values()]
+        stitches_by_cut: dict[str, dict[str, StitchingLayer]] = {}
+        for name, model in networks.models.items():
+            stitches_by_cut.setdefault(model.target.cut.layer, {})[name] = layers[name]
+        backs = [networks.models[next(iter(group))].target for group in stitches_by_cut.values()]
         return [
             Stitches(group, back, networks.task, self.objective, networks.last, networks.origins).to(device)
-            for group, back in zip(ends.values(), backs, strict=True)
+            for group, back in zip(stitches_by_cut.values(), backs, strict=True)
         ]
 
-    def _networks(self, places: Mapping[str, StitchedModel], target: Any, source: Any) -> Networks:
-        objective, first = self.objective, next(iter(places.values()))
+    def _networks(self, models: Mapping[str, StitchedModel], target: Any, source: Any) -> Networks:
+        objective, first_model = self.objective, next(iter(models.values()))
         requested = {name for name in ANSWERS if name in objective.labels}
         requested |= {"there"} if objective.metrics else set()
         requested |= {"features"} if self.feature_steps else set()
         target_network = source_network = None
         if requested & {"target", "there", "features"}:
-            target_network = first.parent("target") if target is None else load(target)
+            target_network = first_model.parent("target") if target is None else load(target)
         if "source" in requested:
-            source_network = first.parent("source") if source is None else load(source)
-        last = (
+            source_network = first_model.parent("source") if source is None else load(source)
+        last_layer = (
             target_network.layers[-1]
             if target_network is not None and "features" in requested
-            else first.target.cut.layer
+            else first_model.target.cut.layer
         )
-        return Networks(places, target_network, source_network, frozenset(requested), last)
+        return Networks(models, target_network, source_network, frozenset(requested), last_layer)
 
 
 def _check_models(models: Sequence[StitchedModel]) -> None:
@@ -446,7 +447,9 @@ def _check_models(models: Sequence[StitchedModel]) -> None:
         check_head(model)
     targets = {json.dumps(m.config.target["reference"], sort_keys=True): m.config.target["reference"] for m in models}
     if len(targets) > 1:
-        descriptions = ", ".join(sorted(f"{one['id']} ({one['weights_hash'][:15]})" for one in targets.values()))
+        descriptions = ", ".join(
+            sorted(f"{parent['id']} ({parent['weights_hash'][:15]})" for parent in targets.values())
+        )
         raise ValueError(
             f"models trained together must have the same target, got {descriptions}; train each group separately"
         )
@@ -465,7 +468,7 @@ def _device(model: StitchedModel) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
-def _default(device: torch.device) -> Accelerator:
+def _default_accelerator(device: torch.device) -> Accelerator:
     """Return the accelerator of the launched processes, or a new one for this process alone, in full precision."""
     from accelerate import Accelerator as Default
 
@@ -497,9 +500,9 @@ def _begin_all(
             "stitches": [[layer.to_dict(), weights_hash(layer)] for layer in stitches.trained],
         }
         path, refusal = folder if len(groups) == 1 else folder / str(number), None
-        checkpoints.append(state := Checkpoint(path, 0, lasting=processes.rank == 0))
+        checkpoints.append(checkpoint := Checkpoint(path, 0, lasting=processes.rank == 0))
         try:
-            state.begin(json.loads(json.dumps(group_recipe)), dict)
+            checkpoint.begin(json.loads(json.dumps(group_recipe)), dict)
         except ValueError as error:  # possible on rank 0 only, which saves the state
             refusal = str(error)
         if (reason := processes.agree(refusal)) is not None:
@@ -527,10 +530,10 @@ def _check_same_network(whole: Adapter, model: StitchedModel) -> None:
 @contextmanager
 def _frozen(models: Sequence[StitchedModel], device: torch.device) -> Iterator[None]:
     """Move the models to a device, in eval mode with frozen halves; all states are restored afterwards."""
-    places = [_device(model) for model in models]
+    devices = [_device(model) for model in models]
     modes = [(module, module.training) for model in models for module in model.modules()]
     halves = [half for model in models for half in (model.source, model.target)]
-    trained = [parameter for half in halves for parameter in half.parameters() if parameter.requires_grad]
+    trainable_parameters = [parameter for half in halves for parameter in half.parameters() if parameter.requires_grad]
     try:
         for model in models:
             torch.nn.Module.to(model, device).eval()
@@ -538,9 +541,9 @@ def _frozen(models: Sequence[StitchedModel], device: torch.device) -> Iterator[N
             half.requires_grad_(False)
         yield
     finally:
-        for model, place in zip(models, places, strict=True):
-            torch.nn.Module.to(model, place)
+        for model, model_device in zip(models, devices, strict=True):
+            torch.nn.Module.to(model, model_device)
         for module, mode in modes:
             module.training = mode
-        for parameter in trained:
+        for parameter in trainable_parameters:
             parameter.requires_grad_(True)

@@ -26,7 +26,7 @@ from hf_stitch.options import NonNegative, Several, Within, checked
 from hf_stitch.registry import registries
 from hf_stitch.resources import seconds_of
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
-from hf_stitch.scoring.halves import SOURCE, HalvesOfModel, models_of, scored_target
+from hf_stitch.scoring.halves import SOURCE, HalvesOfModel, Predictor, models_of, scored_target
 from hf_stitch.scoring.measured import Measured, scores_of
 from hf_stitch.scoring.passing import Scoring
 from hf_stitch.tasks.heads import check_head, task_named
@@ -35,6 +35,7 @@ from hf_stitch.workflows._checks import Named, Runs, fitted_share, samples_to_sc
 DETECTORS = ("mahalanobis", "knn")
 """Default of ``detectors``."""
 LEFT_OUT = {"identity": "audits leave it out, see hf_stitch.evaluate"}
+"""Baseline that audits do not score -> reason."""
 
 
 @checked
@@ -119,33 +120,32 @@ def audit(
         samples = samples_to_score(models, data, paired_data)
         shares = [_check_unfitted(model, samples.a) for model in models]
         to_fit, scored = _samples_to_fit(samples.b, train_data, whole, run.seed)
-        named = registries.detectors.build_all(detectors, needed=True)
-        watchers = Watchers.of(named, to_fit, samples.b, auxiliary_data, far_data)
+        detectors_by_name = registries.detectors.build_all(detectors, needed=True)
+        watchers = Watchers.of(detectors_by_name, to_fit, samples.b, auxiliary_data, far_data)
         halves = {str(number): HalvesOfModel.of(model, source, whole) for number, model in enumerate(models)}
         scoring = _scoring(whole, halves)
         if run.planning:
             return _planned(scoring, samples, to_fit, run)
         watchers = replace(watchers, scored=scored).fitted(
-            whole, {name: list(views_of(joined.model.stitch).values()) for name, joined in halves.items()},
-            {name: [joined.layer] for name, joined in halves.items()}, run, task=scoring.task, kinds=("coloured",)
+            whole, {name: list(views_of(of_model.model.stitch).values()) for name, of_model in halves.items()},
+            {name: [of_model.layer] for name, of_model in halves.items()}, run, task=scoring.task, kinds=("coloured",)
         )  # fmt: skip
         scoring.watch = watchers
         measured = scoring.run(samples, run)
-        cells = {(name, STITCHED): (name, SOURCE, joined.layer) for name, joined in halves.items()}
+        cells = {(name, STITCHED): (name, SOURCE, of_model.layer) for name, of_model in halves.items()}
         detections = watchers.detections(measured.seen, samples.b.ids, cells, [SOURCE], min_auroc, two_sided=False)
         audits = []
-        for (name, joined), share in zip(halves.items(), shares, strict=True):
+        for (name, of_model), share in zip(halves.items(), shares, strict=True):
             scores = scores_of(measured.drawn(name, resamples, run.seed))
-            evaluation = Evaluation(
-                str(joined.model.task), len(samples), samples.a.fingerprint, scores, share, LEFT_OUT | joined.left_out
-            )
-            seen = _seen(watchers, measured, detections, name, joined)
-            pooling = joined.model.stitch.pooling
-            audited = Audit(evaluation, min_relative_accuracy, max_dose, pooling, *seen, to_fit.fingerprint, run.seed)
-            joined.model.keep_scores(
-                audit={"verdict": audited.verdict, "data": samples.a.fingerprint, "seed": run.seed}
-            )
-            audits.append(audited)
+            model, data_hash, left_out = of_model.model, samples.a.fingerprint, LEFT_OUT | of_model.left_out
+            evaluation = Evaluation(str(model.task), len(samples), data_hash, scores, share, left_out)
+            findings = _seen(watchers, measured, detections, name, of_model)
+            result = Audit(
+                evaluation, min_relative_accuracy, max_dose, model.stitch.pooling, *findings, to_fit.fingerprint,
+                run.seed,
+            )  # fmt: skip
+            model.keep_scores(audit={"verdict": result.verdict, "data": data_hash, "seed": run.seed})
+            audits.append(result)
         return audits if several else audits[0]
 
 
@@ -182,21 +182,18 @@ def _samples_to_fit(others: Samples, train_data: Any, whole: Adapter, seed: int)
     if train_data is not None:
         return numbered_as(Samples.of(train_data), config), frozenset(others.ids)
     others = numbered_as(others, config)
-    second = halved(others.ids, seed, "audit")
-    if second.all():
+    scored_flags = halved(others.ids, seed, "audit")
+    if scored_flags.all():
         raise ValueError(f"detectors are fitted to one half of the samples, got {len(others)}; pass more samples")
-    first, rest = (others.select(np.flatnonzero(chosen).tolist()) for chosen in (~second, second))
-    return first, frozenset(rest.ids)
+    fit_half, scored_half = (others.select(np.flatnonzero(flags).tolist()) for flags in (~scored_flags, scored_flags))
+    return fit_half, frozenset(scored_half.ids)
 
 
 def _scoring(whole: Adapter, halves: Mapping[str, HalvesOfModel]) -> Scoring:
-    predictors = [
-        predictor
-        for name, joined in halves.items()
-        for predictor in joined.predictors(
-            {STITCHED: joined.model.stitch, "mean_only": joined.model.stitch.mean_only()}, name, constant=("mean_only",)
-        )
-    ]
+    predictors: list[Predictor] = []
+    for name, of_model in halves.items():
+        stitches = {STITCHED: of_model.model.stitch, "mean_only": of_model.model.stitch.mean_only()}
+        predictors += of_model.predictors(stitches, name, constant=("mean_only",))
     model = next(iter(halves.values())).model
     return Scoring(whole, halves, predictors, task_named(model.task).about(model))
 
@@ -207,20 +204,20 @@ def _planned(scoring: Scoring, samples: PairedSamples, to_fit: Samples, run: Run
     with torch.no_grad():
         inputs = scoring.task.inputs(scoring.target, batch.samples)
         forward = seconds_of(lambda: scoring.target.forward(inputs), scoring.device)
-    detecting = forward * len(to_fit) / len(batch.samples) / run.processes.count
+    seconds = forward * len(to_fit) / len(batch.samples) / run.processes.count
     job = f"audit of {len(scoring.halves)} model{'s'[: len(scoring.halves) > 1]}, {len(samples)} samples"
     return planned_scoring(
-        job, scoring, samples, run, stages={"running the target on the samples of the detectors": detecting},
+        job, scoring, samples, run, stages={"running the target on the samples of the detectors": seconds},
         left_out="detectors and bootstrap are not included",
     )  # fmt: skip
 
 
 def _seen(
     watchers: Watchers, measured: Measured, detections: Mapping[View, Mapping[str, Detection]], name: str,
-    joined: HalvesOfModel,
+    of_model: HalvesOfModel,
 ) -> tuple[dict[str, float], dict[str, dict[str, Detection]]]:  # fmt: skip
     """Return the residual of a model and the findings of the detectors, by part of its stitching layer."""
-    layer, views = joined.layer, views_of(joined.model.stitch)
+    layer, views = of_model.layer, views_of(of_model.model.stitch)
     return {part: watchers.residual(measured.seen, view, layer, (name, STITCHED)) for part, view in views.items()}, {
         part: {label: detection.of(name, layer, STITCHED) for label, detection in detections[view].items()}
         for part, view in views.items()

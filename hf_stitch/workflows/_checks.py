@@ -56,10 +56,12 @@ def named_networks(networks: Mapping[str, T] | Iterable[T]) -> dict[str, T]:
     """Return several networks by name."""
     if isinstance(networks, nn.Module):  # a Sequential is also a list
         raise TypeError(f"networks must be several networks, got a single {type(networks).__name__}; pass [network]")
-    named = dict(networks) if isinstance(networks, Mapping) else {str(i): network for i, network in enumerate(networks)}
-    if not named:
+    by_name = (
+        dict(networks) if isinstance(networks, Mapping) else {str(i): network for i, network in enumerate(networks)}
+    )
+    if not by_name:
         raise ValueError("networks must contain at least one network, got none")
-    return named
+    return by_name
 
 
 def named_layers(
@@ -89,8 +91,8 @@ def samples_to_score(models: Sequence[StitchedModel], data: Any, paired_data: An
 
 def fitted_share(stitched: StitchedModel, samples: Samples) -> float | None:
     """Return the share of samples that the stitching layer of a model was fitted to."""
-    recorded = (stitched.config.recipe or {}).get(FITTED)
-    return None if recorded is None else ContentSketch.from_dict(recorded).share(samples)
+    sketch_record = (stitched.config.recipe or {}).get(FITTED)
+    return None if sketch_record is None else ContentSketch.from_dict(sketch_record).share(samples)
 
 
 def check_held_out(train: Samples, test: Samples) -> None:
@@ -107,19 +109,19 @@ def _without_anchors(stitched: StitchedModel, samples: PairedSamples) -> PairedS
     """Drop samples that are anchors of the model, because their scores would be too high, with a warning."""
     if stitched.anchors is None:
         return samples
-    recorded = (stitched.config.recipe or {}).get(FITTED)
-    paired = [] if recorded is None else [AnchorSet((), "", contents=ContentSketch.from_dict(recorded))]
+    sketch_record = (stitched.config.recipe or {}).get(FITTED)
+    fit_sets = [] if sketch_record is None else [AnchorSet((), "", contents=ContentSketch.from_dict(sketch_record))]
     sides = [samples.a, samples.b] if samples.differ else [samples.a]
-    places = {place for side in sides for anchors in (stitched.anchors, *paired) for place in anchors.among(side)}
-    if not places:
+    indices = {index for side in sides for anchors in (stitched.anchors, *fit_sets) for index in anchors.among(side)}
+    if not indices:
         return samples
-    if len(places) == len(samples):
+    if len(indices) == len(samples):
         raise ValueError(f"all {len(samples)} samples are anchors; pass further samples to score, or use fewer anchors")
     warn(
-        f"{len(places)} of {len(samples)} samples are anchors (first: {samples.a.ids[min(places)]!r}) and are left "
+        f"{len(indices)} of {len(samples)} samples are anchors (first: {samples.a.ids[min(indices)]!r}) and are left "
         "out, because they would score too high"
     )
-    return samples.select(place for place in range(len(samples)) if place not in places)
+    return samples.select(index for index in range(len(samples)) if index not in indices)
 
 
 def _warn_of_other_activations(stitched: StitchedModel, samples: Samples) -> None:
@@ -131,10 +133,10 @@ def _warn_of_other_activations(stitched: StitchedModel, samples: Samples) -> Non
     source, layer = stitched.config.source, stitched.stitch
     if stitched.anchors is None or source is None or stitched.has_changed("source") or len(samples) < 2:
         return
-    place = ModelReference.from_dict(source["reference"]), source["cut"]["layer"], layer.pooling
-    if not stitched.anchors.has(*place):
+    space = ModelReference.from_dict(source["reference"]), source["cut"]["layer"], layer.pooling
+    if not stitched.anchors.has(*space):
         return
-    anchor_rows = stitched.anchors.values(*place).cpu().double()
+    anchor_rows = stitched.anchors.values(*space).cpu().double()
     probe = samples.select(sorted({i * (len(samples) - 1) // (PROBE - 1) for i in range(PROBE)}))
     batch = next(probe.batches(len(probe)))
     with torch.no_grad(), evaluating(stitched):

@@ -92,15 +92,15 @@ def compare(
         asked = Asked.of(metrics, rows, align)
         asked.check(run, data, paired_data, permutations=permutations)
         sides = Sides({"a": a, "b": b}, run)
-        by_weights = compare_weights(sides.weights(), asked.weights, layers) if asked.weights else None
-        if by_weights is not None and not asked.activations:
-            return by_weights
+        weight_atlas = compare_weights(sides.weights(), asked.weights, layers) if asked.weights else None
+        if weight_atlas is not None and not asked.activations:
+            return weight_atlas
         comparison = Comparison(sides.pair(asked, data, paired_data), asked, run, layers["a"], layers["b"])
         if run.planning:
-            planned: Any = comparison.plan(permutations)
-            return planned
+            plan: Any = comparison.plan(permutations)
+            return plan
         atlas = comparison.run(recipe={"align": align}, permutations=permutations)
-        return replace(atlas, weights=by_weights)
+        return replace(atlas, weights=weight_atlas)
 
 
 @checked
@@ -145,25 +145,25 @@ def compare_all(
         >>> atlas.networks, atlas.between("0", "2")["linear_cka"].shape
         (('0', '1', '2'), (2, 2))
     """
-    named = named_networks(networks)
-    if len(named) < 2:
-        raise ValueError(f"compare_all requires at least two networks, got {len(named)}")
-    chosen = named_layers(named, layers)
+    networks_by_name = named_networks(networks)
+    if len(networks_by_name) < 2:
+        raise ValueError(f"compare_all requires at least two networks, got {len(networks_by_name)}")
+    layers_by_name = named_layers(networks_by_name, layers)
     with Run.of(compare_all, options) as run:
         asked = Asked.of(metrics, rows)
         asked.check(run, data, resamples=resamples)
-        sides = Sides(named, run)
+        sides = Sides(networks_by_name, run)
         if asked.weights:
             if asked.activations:
                 raise ValueError(f"{', '.join(asked.weights)} compares weights; compare activations in a separate call")
-            atlas, by_network, whole = compare_all_weights(sides.weights(), asked.weights, chosen)
+            atlas, by_network, whole = compare_all_weights(sides.weights(), asked.weights, layers_by_name)
             return NetworkAtlas(atlas, by_network, whole=whole)
-        several = Networks(sides.reading(asked, data), chosen)
-        test = Jackknife(asked.activations, several, resamples, run) if resamples else None
-        comparison = Comparison((several,), asked, run)
+        all_networks = Networks(sides.reading(asked, data), layers_by_name)
+        test = Jackknife(asked.activations, all_networks, resamples, run) if resamples else None
+        comparison = Comparison((all_networks,), asked, run)
         if run.planning:
-            planned: Any = comparison.plan(resampled=test is not None)
-            return planned
+            plan: Any = comparison.plan(resampled=test is not None)
+            return plan
         recipe = {"resamples": resamples, "seed": run.seed} if resamples else None
         atlas = comparison.run(recipe=recipe, then=test)
-        return NetworkAtlas(atlas, several.by_network, {} if test is None else test.p_values)
+        return NetworkAtlas(atlas, all_networks.by_network, {} if test is None else test.p_values)

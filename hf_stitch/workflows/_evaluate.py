@@ -12,7 +12,7 @@ from hf_stitch.data import Data
 from hf_stitch.options import Natural, Several, checked
 from hf_stitch.printing import warn
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
-from hf_stitch.scoring.halves import HalvesOfModel, check_place, reference
+from hf_stitch.scoring.halves import ONLY, HalvesOfModel, check_place, reference
 from hf_stitch.scoring.measured import NULLS, not_beaten, scores_of
 from hf_stitch.scoring.passing import Scoring
 from hf_stitch.stitches import StitchingLayer
@@ -104,20 +104,20 @@ def evaluate(
         samples = samples_to_score([stitched], data, paired_data)
         stitches, left_out = _stitches(stitched, baselines or {})
         halves = HalvesOfModel.of(stitched, source, whole, other_tokens=True)
-        scoring = Scoring(whole, {"": halves}, list(halves.predictors(stitches)), task, sizes=True)
+        scoring = Scoring(whole, {ONLY: halves}, list(halves.predictors(stitches)), task, sizes=True)
         if run.planning:
             job = f"evaluate, {len(stitches)} predictors and whole networks, {len(samples)} samples"
             return planned_scoring(job, scoring, samples, run, left_out="the bootstrap is not included")
         measured = scoring.run(samples, run)
-        drawn, answers = measured.drawn("", resamples, run.seed), measured.answers[""]
+        resampled, answers = measured.drawn(ONLY, resamples, run.seed), measured.answers[ONLY]
         names = class_names(stitched, samples.a)
         parts = StitchedParts.of(stitched, halves.alone, whole)
-        exact = parts.at_one_layer or stitched.stitch.is_identity
+        is_identity = parts.at_one_layer or stitched.stitch.is_identity
         result = Evaluation(
-            stitched.task or "feature-extraction", len(samples), samples.a.fingerprint, scores_of(drawn),
+            stitched.task or "feature-extraction", len(samples), samples.a.fingerprint, scores_of(resampled),
             fitted_share(stitched, samples.a), left_out | halves.left_out, parts,
             confused(answers, names) if task.classifies else {}, differing(task, answers, samples.a, names, examples),
-            not_beaten(task, drawn, NULLS[1:] if exact else NULLS),
+            not_beaten(task, resampled, NULLS[1:] if is_identity else NULLS),
         )  # fmt: skip
         _warn(result)
         return result
@@ -131,9 +131,9 @@ def _stitches(
         if name in TAKEN:
             raise ValueError(f"baselines must not contain the reserved name {name!r}; rename this stitching layer")
         check_place(stitched, name, layer)
-    fitted, left_out = stitched.stitch, dict[str, str]()
-    layers = {"stitched": fitted, "identity": fitted.identity(), "mean_only": fitted.mean_only(), **baselines}
-    if stitched.task is None and not fitted.equal_widths:
+    stitch, left_out = stitched.stitch, dict[str, str]()
+    layers = {"stitched": stitch, "identity": stitch.identity(), "mean_only": stitch.mean_only(), **baselines}
+    if stitched.task is None and not stitch.equal_widths:
         left_out["identity"] = "the widths of both layers differ"
         del layers["identity"]
     return layers, left_out

@@ -27,7 +27,7 @@ from hf_stitch.reference import short_names
 from hf_stitch.registry import registries
 from hf_stitch.representation import Pooling
 from hf_stitch.running import Run, RunOptions
-from hf_stitch.scoring.halves import HalvesOfPair, Predictor, head_difference
+from hf_stitch.scoring.halves import ONLY, HalvesOfPair, Predictor, head_difference
 from hf_stitch.scoring.passing import Scoring, State
 from hf_stitch.stitches import StitchingLayer
 from hf_stitch.storage.checkpoint import Checkpoint
@@ -82,7 +82,7 @@ def stitch_grid(
         far_data: Samples unlike ``data`` (noise, other motifs), as a control: a detector must distinguish these from
             the test samples with an AUROC of .9, or its figures are NaN. They must differ from ``auxiliary_data``.
         min_auroc: AUROC that a detector must reach on coloured noise as large as the target's activations; below, its
-            figures at this layer are NaN. 0 keeps all figures, even for unusual test samples.
+            figures at this layer are NaN. 0 turns off all controls of detectors: no figure becomes NaN.
         pooling: Which vectors are mapped, as in :func:`hf_stitch.stitch`.
         test_size: Held-out samples of ``data``: a share below 1 (by default 0.2), or their number.
         task: Task of the stitched models. ``"auto"`` uses the task of the target.
@@ -108,8 +108,8 @@ def stitch_grid(
         ((2, 2), 40)
     """
     with Run.of(stitch_grid, options) as run:
-        chosen = registries.matchers.build_all(matchers, needed=True)
-        watching = registries.detectors.build_all(detectors)
+        matchers_by_label = registries.matchers.build_all(matchers, needed=True)
+        detectors_by_name = registries.detectors.build_all(detectors)
         pair = Pair.of(run, a, b, pooling=pooling, task=task, scored=True, align=align, own=own)
         pair = pair.over(layers_a, layers_b)
         samples = Split.of(pair, run, data, test_data=test_data, test_size=test_size)
@@ -117,41 +117,42 @@ def stitch_grid(
         if test_data is not None:
             check_held_out(train, test)
         task_named(pair.task).warn_of_labels(test, getattr(pair.target.model, "config", None))
-        for matcher in chosen.values():
+        for matcher in matchers_by_label.values():
             matcher.check(pair, samples)
-        watchers = Watchers.of(watching, train, test, auxiliary_data, far_data)
+        watchers = Watchers.of(detectors_by_name, train, test, auxiliary_data, far_data)
         pair.rehearse(samples.train, test)
         if run.planning:
-            job, left_out = f"stitch_grid, {len(chosen) * len(pair.cells)} stitches", "detectors are not included"
-            return planned(job, pair, samples, run, list(chosen.values()), left_out=left_out if watching else "")
-        recipe = _recipe(pair, chosen, watchers, samples, run)
-        with _state(recipe, run) as state:
-            collected = CollectedPair(pair, samples.train, run, state=state)
-            stitches, undefined = _matched(chosen, collected)
+            job = f"stitch_grid, {len(matchers_by_label) * len(pair.cells)} stitches"
+            left_out = "detectors are not included" if detectors_by_name else ""
+            return planned(job, pair, samples, run, list(matchers_by_label.values()), left_out=left_out)
+        recipe = _recipe(pair, matchers_by_label, watchers, samples, run)
+        with _checkpoint(recipe, run) as checkpoint:
+            collected = CollectedPair(pair, samples.train, run, state=checkpoint)
+            stitches, undefined = _matched(matchers_by_label, collected)
             watchers = watchers.fitted(
-                pair.target, {"": [pooling]}, {"": pair.layers_b}, run, task=task_named(pair.task),
-                residuals=residuals(collected) if watching else None,
+                pair.target, {ONLY: [pooling]}, {ONLY: pair.layers_b}, run, task=task_named(pair.task),
+                residuals=residuals(collected) if detectors_by_name else None,
             )  # fmt: skip
             scoring = _scoring(collected, stitches, watchers)
-            measured = scoring.run(samples.test, run, State(state, len(train), collected.sums))
-        # The state does not depend on these options: figures are always recomputed from it.
+            measured = scoring.run(samples.test, run, State(checkpoint, len(train), collected.sums))
+        # The checkpoint does not depend on these options: figures are always recomputed from it.
         recipe |= {"resamples": resamples, "test_size": samples.record.get("test_size"), "names": _names(pair)}
         grid = grid_of(pair, measured, stitches, undefined, recipe, len(test), resamples, run.seed)
-        cells = {("", cell_name(*cell)): cell for cell in stitches}
+        cells = {(ONLY, cell_name(*cell)): cell for cell in stitches}
         detections = watchers.detections(measured.seen, test.ids, cells, pair.layers_a, min_auroc)
         return replace(grid, detections=detections.get(pooling, {}))
 
 
 @contextmanager
-def _state(recipe: Mapping[str, Any], run: Run) -> Iterator[Checkpoint]:
-    """Begin the job, or resume from the state of an interrupted job."""
+def _checkpoint(recipe: Mapping[str, Any], run: Run) -> Iterator[Checkpoint]:
+    """Begin the job, or continue from the checkpoint of an interrupted job."""
     if run.processes.count > 1:
-        run.processes.check_same(recipe)
+        run.processes.check_same(recipe)  # raises an error if the processes run different jobs
     with ExitStack() as stack:
         folder = run.checkpoint_dir or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        state = Checkpoint(folder, run.processes.rank, lasting=run.checkpoint_dir is not None)
-        state.begin(recipe, dict)
-        yield state
+        checkpoint = Checkpoint(folder, run.processes.rank, lasting=run.checkpoint_dir is not None)
+        checkpoint.begin(recipe, dict)
+        yield checkpoint
 
 
 def _names(pair: Pair) -> dict[str, str]:
@@ -164,7 +165,7 @@ def _names(pair: Pair) -> dict[str, str]:
 
 def _recipe(pair: Pair, matchers: Mapping[str, Matcher], watchers: Watchers, data: Split, run: Run) -> dict[str, Any]:
     train = data.train.a
-    described = {
+    record = {
         "a": pair.source.pinned.public.to_dict(), "b": pair.target.pinned.public.to_dict(),
         "layers_a": pair.layers_a, "layers_b": pair.layers_b, **pair.record, "task": pair.task,
         "matchers": {label: matcher.to_dict() for label, matcher in matchers.items()},
@@ -176,7 +177,7 @@ def _recipe(pair: Pair, matchers: Mapping[str, Matcher], watchers: Watchers, dat
         ),
         FITTED: ContentSketch.of(train).to_dict(),
     }  # fmt: skip
-    recipe: dict[str, Any] = json.loads(json.dumps(described))
+    recipe: dict[str, Any] = json.loads(json.dumps(record))
     if run.processes.count > 1:
         recipe["processes"] = run.processes.count
     return recipe
@@ -195,7 +196,7 @@ def _matched(
             raise ValueError(f"matcher {label} is undefined for all pairs of layers: {first}")
         stitches |= {(label, *cell): layer for cell, layer in matched.layers.items()}
         undefined |= {cell_name(label, *cell): str(error) for cell, error in matched.undefined.items()}
-    collected.pair.kept.clear()
+    collected.pair.kept.clear()  # frees the copies of halves that trained matchers have made
     return stitches, undefined
 
 
@@ -206,7 +207,7 @@ def _scoring(collected: CollectedPair, stitches: Mapping[Cell, StitchingLayer], 
     for lb in pair.layers_b:  # the mean of a layer of the target, whether or not a map is defined
         means = {part: moments.mean_y for part, moments in collected.moments((la, lb)).items()}
         mean_only = pair.identity((la, lb), means).mean_only().eval()
-        predictors.append(Predictor(mean_name(lb), la, lb, mean_only, constant=True))
-    with_source = head_difference(pair.source, pair.target, str(pair.task)) == ""
-    halves = {"": HalvesOfPair(pair, with_source=with_source)}
+        predictors.append(Predictor(mean_name(lb), la, lb, mean_only, constant=True))  # the same for every source layer
+    with_source = not head_difference(pair.source, pair.target, str(pair.task))  # the reason is empty: comparable heads
+    halves = {ONLY: HalvesOfPair(pair, with_source=with_source)}
     return Scoring(pair.target, halves, predictors, task, watch=watchers, measures=task.kept)

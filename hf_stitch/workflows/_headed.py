@@ -130,8 +130,8 @@ def _of_model(model: StitchedModel, passed: Anchors | None, run: Run) -> Headed:
         current = ModelReference.from_dict(source["reference"]), source["cut"]["layer"], model.stitch.pooling
         trained = current == (space[0].public, *space[1:]) and model.has_changed("source")
     if trained:
-        now = ModelReference(None, source["reference"]["library"], weights_hash=weights_hash(model.source))
-        space = now, source["cut"]["layer"], model.stitch.pooling
+        reference = ModelReference(None, source["reference"]["library"], weights_hash=weights_hash(model.source))
+        space = reference, source["cut"]["layer"], model.stitch.pooling
 
     def read(batch: Batch) -> Tensor:
         inputs = {name: value.to(model.device) for name, value in model.preprocess(batch.samples).items()}
@@ -200,13 +200,13 @@ def between(model: Any, encoder: Any) -> StitchedModel:
     if model.anchors is not None and encoder.anchors is not None:
         model.anchors.check_same(encoder.anchors)
     a, b = ({**side.stitch.body.config(), "in_features": None, "dtype": None} for side in (model, encoder))
-    if a != b:
+    if a != b:  # the configs of the projections
         different = ", ".join(f"{key} {a[key]!r} and {b[key]!r}" for key in a if a[key] != b[key])
         raise ValueError(f"the projections of the two models differ: {different}; build both with the same options")
     vectors: Any = encoder.stitch.body.anchors
     ids = next((side.anchors.ids for side in (model, encoder) if side.anchors is not None), range(len(vectors)))
-    joint = projected(model, encoder.stitch.source, encoder.stitch.pooling, vectors, ids)
-    swapped = with_encoder(model, encoder, "", joint)
+    layer = projected(model, encoder.stitch.source, encoder.stitch.pooling, vectors, ids)
+    swapped = with_encoder(model, encoder, "", layer)
     swapped.anchors = model.anchors
     swapped.config.recipe = {**(swapped.config.recipe or {}), "pooling": encoder.stitch.pooling, "versions": versions()}
     return swapped
@@ -218,13 +218,13 @@ def as_space(reference: ModelReference, layer: str, pooling: Pooling) -> dict[st
 
 
 def _recorded_space(model: StitchedModel) -> Space:
-    recorded = (model.config.recipe or {}).get("space")
-    if recorded is None:
+    space_record = (model.config.recipe or {}).get("space")
+    if space_record is None:
         raise ValueError(
             "this stitched model is not a relative model and does not record the input space of its back half; swap "
             "its target network instead, swap(target, target_layer=…, …)"
         )
-    return ModelReference.from_dict(recorded["reference"]), recorded["layer"], recorded["pooling"]
+    return ModelReference.from_dict(space_record["reference"]), space_record["layer"], space_record["pooling"]
 
 
 def _anchor_set(stored: AnchorSet | None, passed: Anchors | None) -> AnchorSet:

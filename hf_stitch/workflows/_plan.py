@@ -83,9 +83,9 @@ def plan(job: Callable[P, Any], *args: P.args, **options: P.kwargs) -> Plan:
     return estimate
 
 
-def _compute(job: str, passed: dict[str, Any], run: Run) -> Plan:
-    several = passed.pop("networks", {})
-    networks = {**passed, **(several if isinstance(several, dict) else {str(i): n for i, n in enumerate(several)})}
+def _compute(job: str, arguments: dict[str, Any], run: Run) -> Plan:
+    listed = arguments.pop("networks", {})
+    networks = {**arguments, **(listed if isinstance(listed, dict) else {str(i): n for i, n in enumerate(listed)})}
     if not networks:
         raise ValueError(f"{job} without data requires networks to compute a plan; pass its data")
     stages, largest, rate = dict[str, float](), 0, speed(torch.float32)
@@ -113,7 +113,7 @@ def _compute(job: str, passed: dict[str, Any], run: Run) -> Plan:
 
 def _cost(network: Adapter | Described) -> tuple[float, int, list[int]]:
     """Return the operations per sample of a forward pass, the bytes of the largest output, and the widths of blocks."""
-    inputs, outputs, costs, widths, again = dict(network.example), [0], dict[Any, tuple[int, Any]](), list[int](), 0
+    inputs, outputs, costs, widths, cached = (dict(network.example), [0], dict[Any, tuple[int, Any]](), list[int](), 0)
     count = len(inputs[network.interface.content[0]])
     inputs.pop(MASK, None)  # a forward pass reads the values of a mask, but tensors here have no values
     if network.interface.modality == "text":
@@ -123,15 +123,15 @@ def _cost(network: Adapter | Described) -> tuple[float, int, list[int]]:
     def shapes(tree: Any) -> list[torch.Size]:
         return [leaf.shape for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
-    def note(module: nn.Module, args: Any, output: Any) -> None:
+    def note_size(module: nn.Module, args: Any, output: Any) -> None:
         outputs.extend(leaf.nbytes for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
 
     def once(kind: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        nonlocal again
-        before, key = counter.get_total_flops() + again, (kind, *shapes((args, kwargs)))
+        nonlocal cached
+        flops_before, key = counter.get_total_flops() + cached, (kind, *shapes((args, kwargs)))
         output = costs[key][1] if key in costs else forward(*args, **kwargs)
-        again += costs[key][0] if key in costs else 0
-        costs.setdefault(key, (counter.get_total_flops() + again - before, output))
+        cached += costs[key][0] if key in costs else 0
+        costs.setdefault(key, (counter.get_total_flops() + cached - flops_before, output))
         widths.extend(shape[1 if len(shape) == 4 else -1] for shape in shapes(output)[:1] if shape)
         return output
 
@@ -144,10 +144,10 @@ def _cost(network: Adapter | Described) -> tuple[float, int, list[int]]:
     blocks = {child for group in lists for child in group if [*map(type, group)].count(type(child)) > 1}
     with ExitStack() as stack:
         for module in network.model.modules():
-            stack.callback(module.register_forward_hook(note).remove)
+            stack.callback(module.register_forward_hook(note_size).remove)
         for block in blocks:
             kind = f"{block} {[*map(shapes, block.parameters())]}"
             stack.enter_context(patch.object(block, "forward", partial(once, kind, block.forward)))
         with torch.no_grad(), evaluating(network.model), weightless(), FlopCounterMode(display=False) as counter:
             functional_call(network.model, copies, (), inputs)
-    return (counter.get_total_flops() + again) / count, max(outputs) // count, widths
+    return (counter.get_total_flops() + cached) / count, max(outputs) // count, widths

@@ -101,8 +101,8 @@ def relative_model(
         encoding = Encoder(source, layer, pooling, run)
         if run.planning:
             return _planned(encoding, passed)
-        encoded = encoding.add(passed.set, passed.samples)
-        vectors = encoded.values(source, layer, pooling)
+        anchor_set = encoding.add(passed.set, passed.samples)
+        vectors = anchor_set.values(source, layer, pooling)
         body: Stitch
         if similarities is None:
             if options:
@@ -111,21 +111,22 @@ def relative_model(
                 )
             body = IdentityStitch(vectors.shape[1], vectors.shape[1])
         else:
-            body = RelativeProjection.of(vectors, similarities, ids=encoded.ids, **options)
+            body = RelativeProjection.of(vectors, similarities, ids=anchor_set.ids, **options)
         width = body.out_features
         target, entry = _target(head, width, num_labels, kind)
         if similarities is not None and isinstance(target.model, Head):
-            _bind_anchors(target.model, encoded)
+            _bind_anchors(target.model, anchor_set)
         if task == "auto":
             task = TASKS.get(source.interface.modality) if isinstance(target.model, Head) else None
         with torch.no_grad():
             means = {"body": body(vectors).mean(0)}
-        joint = StitchingLayer(source.spec(layer), RepresentationSpec("bd", width), pooling, body, means=means)
-        recipe = {"anchors": encoded.fingerprint, "pooling": pooling, "samples": len(encoded), "versions": versions()}
+        layer_stitch = StitchingLayer(source.spec(layer), RepresentationSpec("bd", width), pooling, body, means=means)
+        recipe = {"anchors": anchor_set.fingerprint, "pooling": pooling, "samples": len(anchor_set)}
+        recipe["versions"] = versions()
         recipe["space"] = as_space(source.pinned, layer, pooling)
-        model = join(source, layer, joint.to(source.device), target, entry, task=task, recipe=recipe)
+        model = join(source, layer, layer_stitch.to(source.device), target, entry, task=task, recipe=recipe)
         model.parents = None  # training changes the model's copy of the head, not the passed head
-        model.anchors = encoded
+        model.anchors = anchor_set
         model.target.to(source.device)  # a new head is still on the CPU
         model.source.requires_grad_(False)
         return model
@@ -161,15 +162,15 @@ def _target(
         head = Head(config(in_features=width, num_labels=num_labels, kind=kind))
     adapter = load(head) if isinstance(head, str | Head | Adapter) else None
     if adapter is not None and isinstance(adapter.model, Head):
-        takes = adapter.model.config.in_features
-        if takes != width:
+        expected = adapter.model.config.in_features
+        if expected != width:
             raise ValueError(
-                f"the head expects {takes} features, got {width} (number of similarities to the anchors, or width of "
-                f"the encoder for an absolute model); use a head with in_features={width}"
+                f"the head expects {expected} features, got {width} (number of similarities to the anchors, or width "
+                f"of the encoder for an absolute model); use a head with in_features={width}"
             )
         return adapter, ENTRY
     module: Any = head if adapter is None else adapter.model
-    entered = nn.Sequential(nn.Identity(), module)
+    with_entry = nn.Sequential(nn.Identity(), module)
     parameter = next(module.parameters(), torch.zeros(()))
     example = torch.randn(2, width, generator=torch.Generator().manual_seed(0))
-    return load(entered, example_inputs=example.to(parameter)), "0"
+    return load(with_entry, example_inputs=example.to(parameter)), "0"

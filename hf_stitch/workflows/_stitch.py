@@ -90,58 +90,60 @@ def stitch(
         160
     """
     with Run.of(stitch, options, WITHOUT_STATE, rest=True) as run:
-        fitted_by = registries.matchers.build(matcher, **options)
+        method = registries.matchers.build(matcher, **options)
         pair = Pair.of(run, source, target, pooling=pooling, task=task, align=align, own=own)
         samples = Split.of(
             pair, run, data, paired_data=paired_data, test_data=test_data, test_size=test_size, unpaired=unpaired
         )
-        fitted_by.check(pair, samples)
+        method.check(pair, samples)
         recipe = {
-            "matcher": fitted_by.to_dict(), **pair.record, **samples.record, "batch_size": run.batch_size,
-            "versions": versions([("matchers", fitted_by.name)]),
+            "matcher": method.to_dict(), **pair.record, **samples.record, "batch_size": run.batch_size,
+            "versions": versions([("matchers", method.name)]),
         }  # fmt: skip
         run.processes.check_same({**recipe, **pair.hashes})
-        pair, chosen = _select_layers(pair, samples.train, source_layer, target_layer, run)
+        pair, auto_arguments = _select_layers(pair, samples.train, source_layer, target_layer, run)
         (cell,) = pair.cells
         pair.rehearse(samples.train, samples.test.a)
-        fitted_by.rehearse(pair, samples)
+        method.rehearse(pair, samples)
         if run.planning:
             job = f"stitch, {cell[0]} → {cell[1]}, {len(samples.train)} + {len(samples.test)} samples"
-            searched = filter(None, ["the search for the most similar layers" if chosen else "", fitted_by.unplanned])
-            left_out = " and ".join(searched)
+            omitted = filter(
+                None, ["the search for the most similar layers" if auto_arguments else "", method.unplanned]
+            )
+            left_out = " and ".join(omitted)
             left_out = f"{left_out} is not included" if left_out else ""
-            return planned(job, pair, samples, run, [fitted_by], scored=PREDICTORS, left_out=left_out)
-        recipe |= dict.fromkeys(chosen, AUTO)
+            return planned(job, pair, samples, run, [method], scored=PREDICTORS, left_out=left_out)
+        recipe |= dict.fromkeys(auto_arguments, AUTO)
         stitched = join_all(pair, {cell: pair.identity(cell)}, recipe)[cell]
         _name_classes(stitched, samples.test.a)
         collected = CollectedPair(pair, samples.train, run, unpaired=samples.unpaired)
-        stitched.stitch = fitted_by.match(collected).only
+        stitched.stitch = method.match(collected).only
         stitched.config.stitch = stitched.stitch.to_dict()
         if any(True for _ in stitched.stitch.parameters()):  # an identity is not fitted
-            sketch = ContentSketch.of(*fitted_by.reads(samples)).to_dict()
+            sketch = ContentSketch.of(*method.reads(samples)).to_dict()
             stitched.config.recipe = {**recipe, FITTED: sketch}
-        return _scored(stitched, pair, samples.test, fitted_by.baselines(collected, stitched.stitch), run)
+        return _scored(stitched, pair, samples.test, method.baselines(collected, stitched.stitch), run)
 
 
 def _select_layers(
     pair: Pair, samples: PairedSamples, source_layer: str, target_layer: str, run: Run
 ) -> tuple[Pair, list[str]]:
     """Return the pair at one pair of layers, and the names of the automatically chosen layers."""
-    asked = {"source_layer": source_layer, "target_layer": target_layer}
-    chosen = [name for name, layer in asked.items() if layer == AUTO]
-    if not chosen:
+    layer_arguments = {"source_layer": source_layer, "target_layer": target_layer}
+    auto_arguments = [name for name, layer in layer_arguments.items() if layer == AUTO]
+    if not auto_arguments:
         return pair.at([(source_layer, target_layer)]), []
     layers = [
         network.layers if layer == AUTO else [layer]
         for network, layer in ((pair.source, source_layer), (pair.target, target_layer))
     ]
     if run.planning:
-        return pair.at([(layers[0][-1], layers[1][0])]), chosen
+        return pair.at([(layers[0][-1], layers[1][0])]), auto_arguments
     atlas = compare(
         pair.source, pair.target, samples.a, paired_data=samples.b if samples.differ else None, layers_a=layers[0],
         layers_b=layers[1], rows="mean", **run.options,
     )  # fmt: skip
-    return pair.at([atlas.best_pair()]), chosen
+    return pair.at([atlas.best_pair()]), auto_arguments
 
 
 def _scored(

@@ -37,9 +37,9 @@ from hf_stitch.workflows._headed import Anchors, Encoder, Headed, as_space, betw
 AUTO = "auto"
 CHOICES: dict[str, dict[str, Any]] = {"procrustes": {"scale": True}, "ridge": {}, "identity": {}}
 """Matchers that ``auto`` compares, with their options, in order of preference on a tie."""
-FOLDS = 5
-BASELINES = ("inverse_relative",)
-Fit = Callable[[Named | Matcher], StitchingLayer]
+FOLDS = 5  # of the cross-validation on the anchors
+BASELINES = ("inverse_relative",)  # matchers that are scored for comparison by default
+Fit = Callable[[Named | Matcher], StitchingLayer]  # fits a matcher on the anchors
 
 
 @overload
@@ -135,19 +135,19 @@ def swap(
     """
     with Run.of(swap, options, ("batch_size", "seed", "progress")) as run:
         if part is not None:
-            unread = {"pooling": pooling, "paired_anchors": paired_anchors, "baselines": baselines,
+            unsupported = {"pooling": pooling, "paired_anchors": paired_anchors, "baselines": baselines,
                       "paired_data": paired_data, "task": None if task == "auto" else task}  # fmt: skip
             if anchors is None:
                 raise TypeError("swap(part=…) requires images; pass them as anchors (labels are ignored)")
-            if unused := [name for name, value in unread.items() if value is not None]:
+            if unused := [name for name, value in unsupported.items() if value is not None]:
                 raise TypeError(f"part={part!r} cannot be combined with {' and '.join(unused)}")
             return load_on(model, run.processes.device).exchange(
                 part, encoder, anchors, run, encoder_layer=encoder_layer, target_layer=target_layer, matcher=matcher,
                 test_data=data,
             )  # fmt: skip
         if is_relative(encoder):
-            rejected = (encoder_layer, anchors, paired_anchors, target_layer, pooling, baselines)
-            if any(option is not None for option in rejected) or (matcher, task) != (AUTO, "auto"):
+            unused_options = (encoder_layer, anchors, paired_anchors, target_layer, pooling, baselines)
+            if any(option is not None for option in unused_options) or (matcher, task) != (AUTO, "auto"):
                 raise TypeError(
                     "a swap between two relative models only accepts data and paired_data; remove the remaining options"
                 )
@@ -155,50 +155,52 @@ def swap(
             if run.planning:
                 return _planned(swapped, {}, {NETWORKS: bytes_of_weights(swapped)}, data, paired_data, model, run)
             return _scored(swapped, data, paired_data, model, {}, run)
-        passed, paired = (None if samples is None else Anchors.of(samples) for samples in (anchors, paired_anchors))
+        anchors_passed, anchors_paired = (
+            None if samples is None else Anchors.of(samples) for samples in (anchors, paired_anchors)
+        )
         new = Encoder.of(encoder, encoder_layer, pooling or pooling_of(model), run)
         maps = matcher != AUTO or baselines is not None
-        head = Headed.of(model, target_layer, task, passed, new, maps=maps, scored=data is not None)
+        head = Headed.of(model, target_layer, task, anchors_passed, new, maps=maps, scored=data is not None)
         if run.planning:
-            return _planned(*_unfitted(head, new, paired), data, paired_data, head.whole, run)
+            return _planned(*_unfitted(head, new, anchors_paired), data, paired_data, head.whole, run)
         anchor_set = head.encode()
-        entering = None if head.space is None else anchor_set.values(*head.space)
-        anchor_set, vectors = new.vectors(anchor_set, passed, paired)
-        more: dict[str, Any] = {}
-        others: dict[str, StitchingLayer] = {}
-        if entering is None:
+        inputs = None if head.space is None else anchor_set.values(*head.space)
+        anchor_set, vectors = new.vectors(anchor_set, anchors_passed, anchors_paired)
+        map_recipe: dict[str, Any] = {}
+        baseline_layers: dict[str, StitchingLayer] = {}
+        if inputs is None:
             layer = projected(head.whole, new.spec, new.pooling, vectors, anchor_set.ids)
             swapped = head.join(new, layer.to(new.network.device))
         else:
-            fit = _fitting(head, new, vectors, entering)
-            swapped, more = _mapped(head, new, vectors, entering, matcher, fit)
-            others = {str(baseline): fit(baseline) for baseline in (BASELINES if baselines is None else baselines)}
+            fit = _fitting(head, new, vectors, inputs)
+            swapped, map_recipe = _mapped(head, new, vectors, inputs, matcher, fit)
+            baseline_layers = {str(name): fit(name) for name in (BASELINES if baselines is None else baselines)}
         swapped.anchors = anchor_set
-        swapped.config.recipe = {**_recipe(anchor_set, passed, paired, new), **more}
-        return _scored(swapped, data, paired_data, head.whole, others, run)
+        swapped.config.recipe = {**_recipe(anchor_set, anchors_passed, anchors_paired, new), **map_recipe}
+        return _scored(swapped, data, paired_data, head.whole, baseline_layers, run)
 
 
-def _fitting(head: Headed, new: Encoder, vectors: Tensor, entering: Tensor) -> Fit:
+def _fitting(head: Headed, new: Encoder, vectors: Tensor, head_inputs: Tensor) -> Fit:
     """Return a function that fits a matcher from the new encoder's vectors to the input of the head, on the anchors."""
-    rows = {"body": Features().update(vectors, entering)}
+    rows = {"body": Features().update(vectors, head_inputs)}
     collected = CollectedParts(new.spec, head.spec, new.pooling, rows)
     return lambda matcher: registries.matchers.build(matcher).match(collected).only.to(new.network.device)
 
 
 def _mapped(
-    head: Headed, new: Encoder, vectors: Tensor, entering: Tensor, matcher: Named | Matcher, fit: Fit
+    head: Headed, new: Encoder, vectors: Tensor, head_inputs: Tensor, matcher: Named | Matcher, fit: Fit
 ) -> tuple[StitchedModel, dict[str, Any]]:
     """Join encoder and head with the map of a matcher; return the model and its recipe."""
-    candidates = choices(vectors, entering) if matcher == AUTO else {"": registries.matchers.build(matcher)}
-    chosen, *others = candidates.values()
-    swapped = head.join(new, fit(chosen))
+    candidates = choices(vectors, head_inputs) if matcher == AUTO else {"": registries.matchers.build(matcher)}
+    matcher_used, *rest = candidates.values()
+    swapped = head.join(new, fit(matcher_used))
     errors: dict[str, float] = {}
-    if others:
-        errors = held_out_errors(candidates, vectors, entering, _outputs(swapped, new.run.batch_size))
+    if rest:
+        errors = held_out_errors(candidates, vectors, head_inputs, _outputs(swapped, new.run.batch_size))
     best = min(errors, key=lambda name: (math.isnan(errors[name]), errors[name]), default=None)
-    if best is not None and candidates[best] is not chosen:
-        chosen = candidates[best]
-        swapped.stitch = fit(chosen)
+    if best is not None and candidates[best] is not matcher_used:
+        matcher_used = candidates[best]
+        swapped.stitch = fit(matcher_used)
         swapped.config.stitch = swapped.stitch.to_dict()
     if (r2 := float((swapped.stitch.body.fitted or {}).get("r2", 0))) < 0:
         warn(
@@ -206,8 +208,8 @@ def _mapped(
             f"use more anchors{'' if matcher == AUTO else ', or remove matcher='}"
         )
     assert head.space is not None
-    used = versions([("matchers", chosen.name)] if chosen.name in registries.matchers else ())
-    recipe = {"matcher": chosen.to_dict(), "space": as_space(*head.space), "versions": used}
+    versions_used = versions([("matchers", matcher_used.name)] if matcher_used.name in registries.matchers else ())
+    recipe = {"matcher": matcher_used.to_dict(), "space": as_space(*head.space), "versions": versions_used}
     if errors:
         recipe["held_out_errors"] = {
             name: float(f"{error:.4g}") for name, error in errors.items() if math.isfinite(error)
@@ -218,9 +220,9 @@ def _mapped(
 def _recipe(anchors: AnchorSet, passed: Anchors | None, paired: Anchors | None, new: Encoder) -> dict[str, Any]:
     """Return the common recipe of all swaps, as JSON values."""
     recipe: dict[str, Any] = {"pooling": new.pooling, "anchors": anchors.fingerprint, "samples": len(anchors)}
-    encoded = passed if paired is None else paired
-    if encoded is not None and encoded.samples is not None:
-        recipe[FITTED] = ContentSketch.of(encoded.samples).to_dict()
+    encoded_anchors = passed if paired is None else paired
+    if encoded_anchors is not None and encoded_anchors.samples is not None:
+        recipe[FITTED] = ContentSketch.of(encoded_anchors.samples).to_dict()
     if paired is not None:
         recipe["paired_anchors"] = paired.set.fingerprint
     return {**recipe, "batch_size": new.run.batch_size, "versions": versions()}
@@ -274,15 +276,15 @@ def _planned(
 ) -> Any:  # fmt: skip
     """Return the plan, including the scoring if data are passed."""
     if data is not None:
-        asked: Any = {**run.options, PLANNING: True}
-        scoring: Any = evaluate(swapped, data, target=original, paired_data=paired_data, **asked)
+        planning_options: Any = {**run.options, PLANNING: True}
+        scoring: Any = evaluate(swapped, data, target=original, paired_data=paired_data, **planning_options)
         stages, memory = {**stages, **scoring.stages}, {**memory, **scoring.memory}
     return Plan.of("swap", stages, memory, {}, swapped.device, run)
 
 
-def choices(vectors: Tensor, entering: Tensor) -> dict[str, Any]:
+def choices(vectors: Tensor, head_inputs: Tensor) -> dict[str, Any]:
     """Return the matchers that ``auto`` compares, by name; the identity only for equal widths."""
-    equal = vectors.shape[1] == entering.shape[1]
+    equal = vectors.shape[1] == head_inputs.shape[1]
     return {
         name: registries.matchers.build(name, **options)
         for name, options in CHOICES.items()
@@ -292,7 +294,7 @@ def choices(vectors: Tensor, entering: Tensor) -> dict[str, Any]:
 
 @torch.no_grad()
 def held_out_errors(
-    candidates: Mapping[str, Any], vectors: Tensor, entering: Tensor, outputs: Callable[[Tensor], Tensor]
+    candidates: Mapping[str, Any], vectors: Tensor, head_inputs: Tensor, outputs: Callable[[Tensor], Tensor]
 ) -> dict[str, float]:
     """Return how much each candidate changes the outputs on held-out anchors, relative to their variation.
 
@@ -300,13 +302,13 @@ def held_out_errors(
     """
     if (count := len(vectors)) < 3:
         return {}
-    errors, expected, folds = dict.fromkeys(candidates, 0.0), outputs(entering), min(FOLDS, count)
+    errors, expected, folds = dict.fromkeys(candidates, 0.0), outputs(head_inputs), min(FOLDS, count)
     for fold in range(folds):
-        held = torch.arange(count) % folds == fold
-        moments = Moments(vectors.shape[1], entering.shape[1]).update(vectors[~held], entering[~held])
+        held_out = torch.arange(count) % folds == fold
+        moments = Moments(vectors.shape[1], head_inputs.shape[1]).update(vectors[~held_out], head_inputs[~held_out])
         for name, matcher in candidates.items():
-            mapped = matcher.fit(moments)(vectors[held])
-            errors[name] += (outputs(mapped) - expected[held]).square().sum().item()
+            mapped = matcher.fit(moments)(vectors[held_out])
+            errors[name] += (outputs(mapped) - expected[held_out]).square().sum().item()
     if not any(map(math.isfinite, errors.values())):
         raise ValueError("matcher='auto' cannot choose: the head outputs NaN or infinite values for the anchors")
     variation = (expected - expected.mean(0)).square().sum().item()
@@ -319,7 +321,7 @@ def _outputs(swapped: StitchedModel, batch_size: int) -> Callable[[Tensor], Tens
     layer = StitchingLayer(RepresentationSpec("bd", width), spec, pooling, IdentityStitch(width, width))
 
     def outputs(vectors: Tensor) -> Tensor:
-        parts = []
+        chunks = []
         for rows in vectors.to(swapped.device).split(batch_size):
             output = tensor_of(_through_head(swapped, layer(Representation(rows, "bd"))), len(rows))
             if output is None:
@@ -327,15 +329,15 @@ def _outputs(swapped: StitchedModel, batch_size: int) -> Callable[[Tensor], Tens
                     "matcher='auto' requires a head with a floating-point output of one row per sample; pass another "
                     "matcher, for example matcher='ridge'"
                 )
-            parts.append(output.flatten(1).double())
-        return torch.cat(parts)
+            chunks.append(output.flatten(1).double())
+        return torch.cat(chunks)
 
     return outputs
 
 
-def _through_head(swapped: StitchedModel, entering: Representation) -> Any:
+def _through_head(swapped: StitchedModel, activations: Representation) -> Any:
     try:
-        return swapped.head(entering)
+        return swapped.head(activations)
     except Exception as error:
         raise ValueError(
             f"the model cannot run on activations with pooling={swapped.stitch.pooling!r} ({type(error).__name__}: "

@@ -310,7 +310,7 @@ def test_bad_input_is_rejected_early(cnn: Adapter, vit: Adapter, images: Tensor,
     refused("leave data out", saved, saved, points)
     refused("rows='cls' requires activations with pooling='cls', but a was recorded", saved, saved, rows="cls")
     refused(r"They have different samples \(60 and 61\)", a, saved, points[:60])
-    refused("in another order", saved, Activations({"l": torch.randn(N, 3)}, range(N)[::-1]))
+    refused("in a different order", saved, Activations({"l": torch.randn(N, 3)}, range(N)[::-1]))
     vectors = Activations({"l": torch.randn(N, 3)}, range(N))
     resized = r"'layer1.0' of a and 'l' of b: rows='resized'"
     refused(resized, cnn, vectors, images, rows="resized")

@@ -266,7 +266,7 @@ def test_figures_of_language_models_match_a_loop(padding: str, texts: list[str])
     [
         (9, "sample 3 has label 9, but the target predicts classes 0 to 3"),
         (-1, "sample 3 has the label -1"),
-        (None, "the two sides differ first at place 0"),
+        (None, "the sides first differ at index 0"),
     ],
 )
 def test_samples_that_cannot_be_scored_are_rejected(label: int | None, message: str, case: Any) -> None:

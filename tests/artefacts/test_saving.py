@@ -298,7 +298,7 @@ def of_user_code(texts: Any) -> StitchedModel:
     [
         (partial(into_llama, quantised), r"quantized network \(bitsandbytes\) cannot be saved: .*Stitcher.attach"),
         (partial(into_llama, adapted_by_peft), r"with a PEFT adapter: merge it .*merge_and_unload.*Stitcher.att"),
-        (of_user_code, r"Sequential is a class of user code .* Save the Stitcher"),
+        (of_user_code, r"Sequential is a custom class .* Save the Stitcher"),
     ],
     ids=["quantised", "peft", "user code"],
 )

@@ -247,7 +247,7 @@ def test_each_file_imports_what_is_beside_it(beside: str, tmp_path: Path) -> Non
         ("text", ["got 'timm:resnet10t'"]),
         ("many", ["got a tuple of 3"]),
         ("state", ["mine.py:state must return the network", "load the state dict into a network"]),
-        ("bare", ["the network of mine.py:bare cannot be loaded: Net is a class of user code", "example_inputs=…"]),
+        ("bare", ["the network of mine.py:bare cannot be loaded: Net is a custom class", "example_inputs=…"]),
         ("twice", ["mine.py:twice must return", "an adapter keeps its loading options, got processor"]),
     ],
 )

@@ -86,7 +86,7 @@ def test_parallel_anchors_are_the_given_ones_in_the_given_order() -> None:
     one.check_parallel(other)
     assert one.fingerprint != other.fingerprint
     swapped = AnchorSet.of(select_anchors(french, 2, "parallel", ids=["w", "d"]))
-    with pytest.raises(ValueError, match=r"not parallel: .* place 0: id 'd' and id 'w'.*another order"):
+    with pytest.raises(ValueError, match=r"not parallel: .* index 0: id 'd' and id 'w'.*a different order"):
         one.check_parallel(swapped)
 
 
@@ -183,7 +183,7 @@ def test_other_samples_layers_rows_and_encoders_are_refused(chosen: Samples) -> 
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
     convolutions = hf_stitch.load(net, example_inputs=torch.randn(2, 3, 8, 8))
     for call, message in (
-        (lambda: plain.encode(a, "1", chosen.select(range(11, -1, -1))), "same samples in another order"),
+        (lambda: plain.encode(a, "1", chosen.select(range(11, -1, -1))), "same samples in a different order"),
         (lambda: plain.encode(a, "1", select_anchors(DATA, 12, seed=1)), "different samples"),
         (lambda: plain.encode(a, "1", Samples.of(torch.randn(12, 4), id=chosen.ids)), "ids .* but different content"),
         (lambda: anchors.values(a, "3"), r"not encoded .* '3' \(mean\); the set contains this encoder with another"),
@@ -284,7 +284,7 @@ def test_few_anchors_and_missing_ids_are_told() -> None:
     one = RelativeProjection.of(anchors, ids=ids)
     with pytest.warns(UserWarning, match="cannot check that these are the samples of the projection.* pass ids="):
         one.with_anchors(anchors)
-    with pytest.raises(ValueError, match=r"these are not the anchors of the projection: .*another order"):
+    with pytest.raises(ValueError, match=r"these are not the anchors of the projection: .*a different order"):
         one.with_anchors(anchors.flip(0), ids[::-1])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

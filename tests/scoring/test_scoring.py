@@ -78,7 +78,7 @@ def test_a_predictor_that_ignores_the_source_runs_once_for_all_samples(place: An
     scoring = of_model(place)
     (halves,) = scoring.halves.values()
     finish, constant = halves.finish, scoring.predictors[-1]
-    mapped = constant.stitch(halves.encode(next(place.test.batches(2))).found["source"]).values[:1]
+    mapped = constant.stitch(halves.encode(next(place.test.batches(2))).activations["source"]).values[:1]
 
     def counted(handed: Representation, *given: Any) -> Any:
         entered.append(int(torch.equal(handed.values[:1], mapped)))

@@ -369,7 +369,7 @@ def test_encoders_can_take_paired_samples() -> None:
     swapped = swap(RELATIVE, encoder=c, paired_anchors=parallel, data=test, paired_data=TEST)
     assert swapped.evaluation["agreement"].value == 1
     assert swapped.config.recipe["paired_anchors"] == parallel.fingerprint
-    with pytest.raises(ValueError, match=r"not parallel: .*another order"):
+    with pytest.raises(ValueError, match=r"not parallel: .*a different order"):
         swap(RELATIVE, encoder=c, paired_anchors=parallel.select(range(19, -1, -1)))
     absolute = swap(ABSOLUTE, encoder=c, paired_anchors=parallel, matcher=EXACT, data=test, paired_data=TEST)
     assert absolute.evaluation["agreement"].value > 0.98
@@ -415,8 +415,8 @@ class Unread(list[Any]):
     ("given", "message"),
     [
         ({"anchors": ANCHORS.take(19)}, "there are 20 anchors, got 19"),
-        ({"anchors": ANCHORS.select(range(19, -1, -1))}, "not the anchors: .*another order"),
-        ({"anchors": TEST.take(20)}, "not the anchors: .* place 0"),
+        ({"anchors": ANCHORS.select(range(19, -1, -1))}, "not the anchors: .*a different order"),
+        ({"anchors": TEST.take(20)}, "not the anchors: .* index 0"),
         ({"anchors": Samples.of(torch.randn(20, 4), id=ANCHORS.ids)}, "different content or labels"),
         ({"paired_anchors": Samples.of(torch.randn(20, 4))}, "not parallel"),
         ({"paired_anchors": Samples.of(torch.zeros(20, 4), id=ANCHORS.ids)}, "20 anchors have the same representation"),

@@ -173,8 +173,8 @@ class Library(ABC):
             ValueError: By default: the class of the network is user code, which cannot be built from a config.
         """
         raise ValueError(
-            f"{type(model).__name__} is a class of user code and cannot be rebuilt from a config. Save "
-            "the Stitcher (stitched.stitcher.save_pretrained) and attach it to live modules: "
+            f"{type(model).__name__} is a custom class and cannot be rebuilt from a config. Save "
+            "the Stitcher (stitched.stitcher.save_pretrained) and attach it to the networks: "
             "Stitcher.attach(source=…, target=…)" + see("not-saved")
         )
 

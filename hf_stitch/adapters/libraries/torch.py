@@ -49,7 +49,7 @@ class Torch(Library):
             example_inputs = example_of(model, processor)
         if example_inputs is None:
             raise ExampleError(
-                f"{type(model).__name__} is a class of user code, and its inputs cannot be generated: load it with "
+                f"{type(model).__name__} is a custom class, and its inputs cannot be generated: load it with "
                 "hf_stitch.load(net, example_inputs=…, processor=…) and pass the adapter. example_inputs is a batch "
                 "(a tensor or a dict of arguments) to find and verify cuts",
                 model,

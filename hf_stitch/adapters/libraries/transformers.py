@@ -258,7 +258,7 @@ class Transformers(Library):
         if not (ours or type(model).__module__.startswith("transformers.")):
             raise ValueError(
                 f"{type(model).__name__} is not a class of transformers (it comes from {type(model).__module__}) and "
-                "cannot be rebuilt from a config. Save the Stitcher and attach it to live modules: "
+                "cannot be rebuilt from a config. Save the Stitcher and attach it to the networks: "
                 "Stitcher.attach(source=…, target=…)"
             )
         settings: Any = model.config

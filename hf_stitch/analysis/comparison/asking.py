@@ -107,14 +107,14 @@ class Asked:
 
     def check(self, run: Run, *data: Any, **tests: int) -> None:
         """Raise an error if these metrics or rows do not support the samples or the tests."""
-        tested = any(tests.values())
-        if self.weights and (run.planning or tested):
+        has_tests = any(tests.values())
+        if self.weights and (run.planning or has_tests):
             raise ValueError(
                 f"{', '.join(self.weights)} compares weights and does not support a plan, permutations or resamples"
             )
         if self.weights and not self.activations and any(samples is not None for samples in data):
             raise ValueError(f"{', '.join(self.weights)} compares weights, without samples; leave data out")
-        if tested and not per_sample(self.rows):
+        if has_tests and not per_sample(self.rows):
             raise ValueError(
                 f"{', '.join(tests)} require one row per sample: use rows='mean', 'flat', 'cls' or 'last'. For the "
                 "positions of two layers, use hf_stitch.analysis.permutation_test(…, samples=…) or "

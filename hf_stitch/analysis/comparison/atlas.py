@@ -147,9 +147,9 @@ class SimilarityAtlas(Result):
         """Return the p-values of the best matches, each adjusted for the search over all candidate layers."""
         label, (layers, _) = self.label(metric), self._sides(axis)
         test, best = self._test(label), self._best(label, axis)
-        places = np.array([best.get(layer, 0) for layer in range(len(layers))])
-        p_values = test.match_p_values(places, axis).tolist()
-        return {layers[layer]: p_values[layer] for layer in best}
+        best_indices = np.array([best.get(index, 0) for index in range(len(layers))])
+        p_values = test.match_p_values(best_indices, axis).tolist()
+        return {layers[index]: p_values[index] for index in best}
 
     def best_pair(self, metric: str | None = None) -> tuple[str, str]:
         """Find the most similar pair of layers of a and b; the first one in case of a tie.
@@ -241,12 +241,12 @@ class SimilarityAtlas(Result):
 
         if self.weights is not None:
             return pandas.concat([replace(self, weights=None).to_pandas(), self.weights.to_pandas()], ignore_index=True)
-        tested = {metric: test.p_values for metric, test in self.tests.items()}
+        p_values = {metric: test.p_values for metric, test in self.tests.items()}
         return pandas.DataFrame(
             [
                 {
                     "metric": metric, "layer_a": a, "layer_b": b, "value": float(values[i, j]),
-                    **({"p_value": float(tested[metric][i, j])} if metric in tested else {}),
+                    **({"p_value": float(p_values[metric][i, j])} if metric in p_values else {}),
                     **({"undefined": self.why(metric, a, b)} if self.undefined else {}),
                 }
                 for metric, values in self.values.items()
@@ -346,11 +346,11 @@ class SimilarityAtlas(Result):
     def _gaps(self) -> Iterator[str]:
         """Report how many pairs are undefined for each metric, with the first reason."""
         for metric, values in self.values.items():
-            places = np.argwhere(np.isnan(values))
-            if len(places):
-                a, b = self.layers_a[places[0, 0]], self.layers_b[places[0, 1]]
+            missing = np.argwhere(np.isnan(values))
+            if len(missing):
+                a, b = self.layers_a[missing[0, 0]], self.layers_b[missing[0, 1]]
                 reason = self.why(metric, a, b)
-                yield f"{metric} is undefined for {len(places)} of {values.size} pairs, first {a} -> {b}: {reason}"
+                yield f"{metric} is undefined for {len(missing)} of {values.size} pairs, first {a} -> {b}: {reason}"
 
     def _cells(self, metric: str) -> list[str]:
         """Return the best match of each layer of a with its value, and its p-value if the metric was tested.
@@ -400,10 +400,10 @@ class SimilarityAtlas(Result):
         """Return which pairs get a star (the fewer ones) and its meaning; ``None`` without a test."""
         if (test := self.tests.get(name)) is None:
             return None, ""
-        beyond = test.p_values <= max_p
-        if beyond.mean() > 0.5:
+        significant = test.p_values <= max_p
+        if significant.mean() > 0.5:
             return test.p_values > max_p, f"p > {max_p:g}: not beyond chance; the rest are"
-        return beyond, f"p ≤ {max_p:g}, adjusted for the search"
+        return significant, f"p ≤ {max_p:g}, adjusted for the search"
 
     def label(self, metric: str | None) -> str:
         """Return the label of a metric from its name, with or without options.

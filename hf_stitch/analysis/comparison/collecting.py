@@ -34,7 +34,7 @@ _ROWS = "rows"
 """Key of the rows in a state; their route does not have options."""
 
 
-def run_pass(reader: LayerReader, collectors: Sequence[Collector], state: Checkpoint, run: Run) -> None:
+def run_pass(reader: LayerReader, collectors: Sequence[Collector], checkpoint: Checkpoint, run: Run) -> None:
     """Pass the samples of this process to the collectors, resuming from an existing checkpoint."""
     start, stop = run.processes.part(reader.n)
     owners = {key: collector for collector in collectors for key in collector.group.keys}
@@ -43,7 +43,7 @@ def run_pass(reader: LayerReader, collectors: Sequence[Collector], state: Checkp
         for number, collector in enumerate(collectors):
             collector.load(within(f"{number}/", tensors))
 
-    if (position := state.load(reader.device, range(start, stop + 1), restore)) is not None:
+    if (position := checkpoint.load(reader.device, range(start, stop + 1), restore)) is not None:
         start = position
     with progress_bar(run.shown("comparing"), stop - start, "sample") as bar:
         while start < stop:
@@ -51,8 +51,8 @@ def run_pass(reader: LayerReader, collectors: Sequence[Collector], state: Checkp
             reader.rows(start, end, lambda key, rows: owners[key].take(key, rows))
             for collector in collectors:
                 collector.end()
-            if state.due(end == stop):
-                state.save(end, joined({str(i): c.state_dict() for i, c in enumerate(collectors)}))
+            if checkpoint.due(end == stop):
+                checkpoint.save(end, joined({str(i): c.state_dict() for i, c in enumerate(collectors)}))
             bar.update(end - start)
             start = end
 
@@ -65,7 +65,7 @@ class Collector:
         group: Group,
         reader: LayerReader,
         metrics: Mapping[str, ActivationMetric],
-        taken: Mapping[str, str],
+        route_of_metric: Mapping[str, str],
         folder: Path,
         n: int,
         keep_rows: bool = False,
@@ -75,7 +75,7 @@ class Collector:
         self._names = {side: [key[1] for key in keys] for side, keys in (("x", group.x), ("y", group.y))}
         self._work = reader.workload(group)
         routes = {label: {route.name: route for route in metric.routes} for label, metric in metrics.items()}
-        self._routes = {label: routes[label][name] for label, name in taken.items()}
+        self._routes = {label: routes[label][name] for label, name in route_of_metric.items()}
         specs: dict[str, tuple[Collected, Mapping[str, Any]]] = {}
         for route in self._routes.values():
             specs.setdefault(route.statistic, (route.collects, route.options))
@@ -152,15 +152,15 @@ class Collector:
         """Test a metric for all pairs of layers of the group, from the rows, with one row per sample."""
         rows = self._rows
         x, y = [rows.x(i) for i in range(len(self.group.x))], [rows.y(j) for j in range(len(self.group.y))]
-        distinct, pairs = np.zeros((len(x), len(y)), bool), np.ix_(self.group.of_a, self.group.of_b)
-        distinct[pairs] = defined
+        is_defined, pairs = np.zeros((len(x), len(y)), bool), np.ix_(self.group.of_a, self.group.of_b)
+        is_defined[pairs] = defined
         test = maximum_test(
-            self._metrics[label], x, y, defined=distinct, permutations=permutations, seed=run.seed, memory=memory,
+            self._metrics[label], x, y, defined=is_defined, permutations=permutations, seed=run.seed, memory=memory,
             bar_label=run.shown(f"permuting, {label}")
         )  # fmt: skip
-        fields: dict[str, Any] = {name: getattr(test, name)[pairs] for name in ("chance", "scores", "unadjusted")}
-        fields |= {"maxima_a": test.maxima_a[:, self.group.of_a], "maxima_b": test.maxima_b[:, self.group.of_b]}
-        return replace(test, **fields)
+        selected: dict[str, Any] = {name: getattr(test, name)[pairs] for name in ("chance", "scores", "unadjusted")}
+        selected |= {"maxima_a": test.maxima_a[:, self.group.of_a], "maxima_b": test.maxima_b[:, self.group.of_b]}
+        return replace(test, **selected)
 
 
 def _statistic(
@@ -177,6 +177,6 @@ def _statistic(
             return MinibatchGrams(options["size"], len(x), None if group.same else len(y), n, reader.device)
 
 
-def joined(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def joined(states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Merge several states into one, with their names as key prefixes."""
-    return {f"{name}/{key}": part for name, state in parts.items() for key, part in state.items()}
+    return {f"{name}/{key}": tensor for name, state in states.items() for key, tensor in state.items()}

@@ -100,7 +100,7 @@ class ComparisonPlan(Plan):
         return Group(super().__rich__(), table)
 
 
-def routes_of(scores: Mapping[str, ActivationMetric], reader: LayerReader, available: int) -> tuple[RouteCost, ...]:
+def routes_of(metrics: Mapping[str, ActivationMetric], reader: LayerReader, available: int) -> tuple[RouteCost, ...]:
     """Return all routes of all metrics, and choose for each metric the route with the fewest operations.
 
     Only routes that fit into memory are chosen. Metrics with a single route are processed first, because their
@@ -108,28 +108,28 @@ def routes_of(scores: Mapping[str, ActivationMetric], reader: LayerReader, avail
     """
     routes: dict[str, list[RouteCost]] = {}
     collected: set[str] = set()
-    work = [reader.workload(group) for group in reader.groups]
-    for label, metric in sorted(scores.items(), key=lambda item: len(item[1].routes)):
+    workloads = [reader.workload(group) for group in reader.groups]
+    for label, metric in sorted(metrics.items(), key=lambda item: len(item[1].routes)):
         routes[label] = []
-        for way in metric.routes:
-            cost = sum((way.cost(workload, way.statistic in collected) for workload in work), Cost())
-            routes[label].append(RouteCost(label, way.name, cost.flops, cost.memory, int(cost.disk)))
-        fitting = [route for route in routes[label] if route.memory <= available]
+        for route in metric.routes:
+            cost = sum((route.cost(workload, route.statistic in collected) for workload in workloads), Cost())
+            routes[label].append(RouteCost(label, route.name, cost.flops, cost.memory, int(cost.disk)))
+        fitting = [candidate for candidate in routes[label] if candidate.memory <= available]
         if fitting:
-            best = min(fitting, key=lambda route: route.flops)
-            collected |= {way.statistic for way in metric.routes if way.name == best.name}
-            routes[label] = [replace(route, chosen=route is best) for route in routes[label]]
-    return tuple(route for label in scores for route in routes[label])
+            best = min(fitting, key=lambda candidate: candidate.flops)
+            collected |= {route.statistic for route in metric.routes if route.name == best.name}
+            routes[label] = [replace(candidate, chosen=candidate is best) for candidate in routes[label]]
+    return tuple(candidate for label in metrics for candidate in routes[label])
 
 
 def flops_of_permutation(
-    scores: Mapping[str, ActivationMetric], routes: Sequence[RouteCost], reader: LayerReader
+    metrics: Mapping[str, ActivationMetric], routes: Sequence[RouteCost], reader: LayerReader
 ) -> float:
     """Estimate the operations of one permutation in a test of all metrics."""
     (group,) = reader.groups
     x, y = len(group.x), len(group.y)
     total = 0.0
-    for label, metric in scores.items():
+    for label, metric in metrics.items():
         if type(metric).sample_matrix is ActivationMetric.sample_matrix:
             total += min(route.flops for route in routes if route.metric == label)
         else:  # each matrix of y is permuted (as slow as several products) and multiplied with the matrices of x
@@ -139,15 +139,15 @@ def flops_of_permutation(
 
 def chosen_routes(routes: Sequence[RouteCost], available: int) -> dict[str, str]:
     """Return the name of the chosen route of each metric."""
-    taken = {route.metric: route.name for route in routes if route.chosen}
+    by_metric = {route.metric: route.name for route in routes if route.chosen}
     for metric in dict.fromkeys(route.metric for route in routes):
-        if metric not in taken:
+        if metric not in by_metric:
             needs = ", ".join(f"{route.name} {sized(route.memory)}" for route in routes if route.metric == metric)
             raise ValueError(
                 f"{metric} does not fit into memory: {sized(available)} are available, but its routes need {needs}; "
                 "select fewer layers, or use rows='mean' or a metric from minibatches"
             )
-    return taken
+    return by_metric
 
 
 class Comparison:
@@ -177,17 +177,17 @@ class Comparison:
         If all routes of a metric exceed the memory, the plan contains the route with the least memory and does not fit.
         """
         reader, rate = self._reader, speed()
-        of_metrics = [[route for route in self._routes if route.metric == label] for label in self._metrics]
-        taken = [min(routes, key=lambda route: (not route.chosen, route.memory)) for routes in of_metrics]
+        routes_by_metric = [[route for route in self._routes if route.metric == label] for label in self._metrics]
+        cheapest = [min(routes, key=lambda route: (not route.chosen, route.memory)) for routes in routes_by_metric]
         stages = {
             "forwards": reader.seconds_per_sample(self._run.batch_size) * reader.n / self._processes.count,
-            "statistics and values": sum(route.flops for route in taken) / rate,
+            "statistics and values": sum(route.flops for route in cheapest) / rate,
         }
         if permutations:
             stages["permutations"] = permutations * flops_of_permutation(self._metrics, self._routes, reader) / rate
         memory, disk = (  # metrics share the statistics of a route
             {name: max(size for route_name, size in sizes if route_name == name) for name, size in sizes if size}
-            for sizes in ([(r.name, r.memory) for r in taken], [(f"rows of {r.name}", r.disk) for r in taken])
+            for sizes in ([(r.name, r.memory) for r in cheapest], [(f"rows of {r.name}", r.disk) for r in cheapest])
         )
         if (permutations or resampled) and not disk:  # or else a route has collected the rows
             disk["rows of the test"] = sum(reader.workload(group).bytes for group in reader.groups)
@@ -213,15 +213,17 @@ class Comparison:
         processes.check_same(recipe)
         keep_rows = permutations > 0 or then is not None
         with ExitStack() as stack:
-            place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
-            state = Checkpoint(place, processes.rank, lasting=folder is not None)
-            taken = processes.agree(state.begin(recipe, lambda: chosen_routes(self._routes, self._available)))
+            state_folder = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
+            checkpoint = Checkpoint(state_folder, processes.rank, lasting=folder is not None)
+            route_names = processes.agree(
+                checkpoint.begin(recipe, lambda: chosen_routes(self._routes, self._available))
+            )
             start, stop = processes.part(reader.n)
             collectors = [
-                Collector(group, reader, self._metrics, taken, state.rows / str(i), stop - start, keep_rows)
+                Collector(group, reader, self._metrics, route_names, checkpoint.rows / str(i), stop - start, keep_rows)
                 for i, group in enumerate(reader.groups)
             ]
-            run_pass(reader, collectors, state, self._run)
+            run_pass(reader, collectors, checkpoint, self._run)
             for collector in collectors:
                 collector.all_reduce(processes.accelerator)
             values, undefined = self._values(collectors)
@@ -237,8 +239,8 @@ class Comparison:
         distances = tuple(label for label, metric in self._metrics.items() if not metric.higher_is_better)
         ranges = {label: metric.range for label, metric in self._metrics.items()}
         return SimilarityAtlas(
-            values, reader.layers_a, reader.layers_b, reader.n, reader.kind, taken, distances, recipe, ranges, tests,
-            undefined, sizes=self._sizes(),
+            values, reader.layers_a, reader.layers_b, reader.n, reader.row_kind, route_names, distances, recipe,
+            ranges, tests, undefined, sizes=self._sizes(),
         )  # fmt: skip
 
     def _print_cost(self, permutations: int) -> None:
@@ -294,10 +296,10 @@ class Comparison:
         reader = self._reader
         widths = {name: {layer: spec.width for layer, spec in specs.items()} for name, specs in reader.specs.items()}
         for group in reader.groups:
-            for place, key in zip(group.places_a, group.of_a, strict=True):
-                widths["a"][reader.layers_a[place]] = reader.width(group.x[key])
-            for place, key in zip(group.places_b, group.of_b, strict=True):
-                widths["b"][reader.layers_b[place]] = reader.width(group.y[key])
+            for place, matrix in zip(group.places_a, group.of_a, strict=True):
+                widths["a"][reader.layers_a[place]] = reader.width(group.x[matrix])
+            for place, matrix in zip(group.places_b, group.of_b, strict=True):
+                widths["b"][reader.layers_b[place]] = reader.width(group.y[matrix])
         shares = {"a": shares_of(self._sides[0]), "b": shares_of(self._sides[-1])}
         return {
             name: {layer: LayerSize(width, shares[name].get(layer)) for layer, width in layers.items()}
@@ -305,14 +307,14 @@ class Comparison:
         }
 
     def _recipe(self, more: Mapping[str, Any]) -> dict[str, Any]:
-        described = {
+        record = {
             "a": self._sides[0].describe(), "b": self._sides[-1].describe(), "layers_a": self._reader.layers_a,
-            "layers_b": self._reader.layers_b, "rows": self._reader.kind, **more,
+            "layers_b": self._reader.layers_b, "rows": self._reader.row_kind, **more,
             "batch_size": self._run.batch_size, "processes": self._processes.count,
             "metrics": {label: {"name": m.name, "options": m.options} for label, m in self._metrics.items()},
             "versions": versions(("metrics", m.name) for m in self._metrics.values()),
         }  # fmt: skip
-        return shareable(described)
+        return shareable(record)
 
 
 @cache
@@ -326,13 +328,13 @@ def _chance(metric: ActivationMetric, n: int, *widths: int) -> float:
         return float("nan")
 
 
-def _check(scores: Mapping[str, ActivationMetric], reader: LayerReader, processes: Processes) -> None:
+def _check(metrics: Mapping[str, ActivationMetric], reader: LayerReader, processes: Processes) -> None:
     """Raise the errors that can be detected before the data is read."""
     start, stop = processes.part(reader.n)
     a, b = ({reader.width(key) for group in reader.groups for key in getattr(group, side)} for side in "xy")
     if reader.n < LEAST:
         raise ValueError(f"a comparison requires at least {LEAST} samples, got {reader.n}; pass more samples")
-    for label, metric in scores.items():
+    for label, metric in metrics.items():
         least = metric.min_rows("x", 1)
         if metric.minibatched and reader.per_sample and stop - start < least:
             raise ValueError(

@@ -50,9 +50,9 @@ class Jackknife:
 
     def __call__(self, rows: Sequence[Tensor], values: Mapping[str, Array]) -> None:
         """Test the differences from the most similar layer."""
-        places = [slice(part[0], part[-1] + 1) for part in np.split(np.arange(len(rows)), self._networks)]
+        blocks = [slice(block[0], block[-1] + 1) for block in np.split(np.arange(len(rows)), self._networks)]
         self.p_values = {label: np.full((2, len(rows), len(rows)), np.nan) for label in self._metrics}
-        jobs = [(label, a, b) for label in self._metrics for a, b in combinations(places, 2)]
+        jobs = [(label, a, b) for label in self._metrics for a, b in combinations(blocks, 2)]
         with progress_bar(self._run.shown("resampling"), len(jobs), "pair") as bar:
             for label, a, b in jobs:
                 p = differences_from_best(self._metrics[label], rows[a], rows[b], values[label][a, b], self._groups)
@@ -94,7 +94,7 @@ def differences_from_best(
 def groups_of(n: int, count: int, seed: int) -> list[Places]:
     """Divide samples at random into groups with sizes that differ by at most one."""
     order = np.random.default_rng(seed).permutation(n)
-    return [np.sort(part) for part in np.array_split(order, count)]
+    return [np.sort(indices) for indices in np.array_split(order, count)]
 
 
 def _p_values(values: Array, left_out: Array, best: int) -> Array:

@@ -76,11 +76,11 @@ class LayerReader:
         sides: Sequence[Side],
         layers_a: Iterable[str] | None,
         layers_b: Iterable[str] | None,
-        kind: Rows,
+        row_kind: Rows,
         ordered: bool = True,
     ) -> None:
-        self.sides, self.kind, self.per_sample, self._ordered = sides, kind, per_sample(kind), ordered
-        self._options: dict[str, Any] = {"pooling": POOLINGS[kind], "prefix": kind == "tokens"}
+        self.sides, self.row_kind, self.per_sample, self._ordered = sides, row_kind, per_sample(row_kind), ordered
+        self._options: dict[str, Any] = {"pooling": POOLINGS[row_kind], "prefix": row_kind == "tokens"}
         self.n = len(sides[0].ids)
         if self.n < PROBE:
             raise ValueError(f"a comparison requires at least {PROBE} samples, got {self.n}; pass more samples")
@@ -98,7 +98,7 @@ class LayerReader:
             self._grids.setdefault((number, name), []).append(grid)
         self._device: torch.device | None = None
         self.probe: dict[Key, Tensor] = {}
-        self._read(0, self._keep, [probe.repeat for probe in probes])
+        self._read(0, self._keep, [probe.repeat for probe in probes])  # fills self.probe
         device = self.probe[self.groups[0].y[0]].device
         self._device = torch.device("cpu") if device.type == "mps" else device  # MPS has no float64
         self.probe = {key: rows.to(self._device) for key, rows in self.probe.items()}
@@ -143,7 +143,7 @@ class LayerReader:
             uneven = len({counts[key] for key in group.keys}) > 1
             if uneven or any(not torch.equal(tokens[0], owner_of_row) for owner_of_row in tokens):
                 raise ValueError(
-                    f"rows={self.kind!r} requires the same tokens on both sides, but they differ in the batch that "
+                    f"rows={self.row_kind!r} requires the same tokens on both sides, but they differ in the batch that "
                     f"starts at sample {self.sides[0].ids[start]!r}; use rows='mean', 'cls' or 'last'"
                 )
 
@@ -152,7 +152,7 @@ class LayerReader:
         return finite(rows)
 
     def _rows(self, representation: Representation) -> Tensor:
-        if self.kind == "flat" and representation.layout == "bchw" and not self._ordered:
+        if self.row_kind == "flat" and representation.layout == "bchw" and not self._ordered:
             return representation.values.flatten(1)
         return representation.rows(**self._options)
 
@@ -180,12 +180,12 @@ class LayerReader:
         for side, names, specs in (("a", self.layers_a, specs_a), ("b", self.layers_b, specs_b)):
             for name, spec in zip(names, specs, strict=True):
                 try:
-                    check_layer(spec, self.kind)
+                    check_layer(spec, self.row_kind)
                 except ValueError as error:
                     raise ValueError(f"layer {name!r} of {side}: {error}") from error
         by_rows: dict[tuple[Grid, tuple[int, ...]], list[int]] = {}
         for place, spec in enumerate(specs_b):
-            reasons = [mismatch(spec_a, spec, self.kind) for spec_a in specs_a]
+            reasons = [mismatch(spec_a, spec, self.row_kind) for spec_a in specs_a]
             self.undefined |= {(place_a, place): reason for place_a, reason in enumerate(reasons) if reason}
             grid = None if self.per_sample else spec.grid
             by_rows.setdefault((grid, tuple(i for i, reason in enumerate(reasons) if not reason)), []).append(place)
@@ -204,8 +204,10 @@ class LayerReader:
                 f"layers cannot be compared, such as {self.layers_a[0]!r} of a and {self.layers_b[0]!r} of b: "
                 f"{self.undefined[0, 0]}; use rows='resized' to resize grids, or rows='mean' for one row per sample"
             )
-        raw = [specs for side, specs in ((self.sides[0], specs_a), (self.sides[-1], specs_b)) if not _is_pooled(side)]
-        if kinds := mixed_kinds(raw, self.kind):
+        unpooled = [
+            specs for side, specs in ((self.sides[0], specs_a), (self.sides[-1], specs_b)) if not _is_pooled(side)
+        ]
+        if kinds := mixed_kinds(unpooled, self.row_kind):
             warn(f"this comparison mixes values from {kinds}; do not compare the two kinds with each other")
         return tuple(groups)
 
@@ -219,12 +221,12 @@ class LayerReader:
 
     def _raise_non_finite(self, rows: Tensor, representation: Representation, name: str, start: int) -> NoReturn:
         """Raise an error that names the sample with non-finite activations."""
-        finite = rows.isfinite().all(1)
-        if bool(finite.all()):
+        is_finite = rows.isfinite().all(1)
+        if bool(is_finite.all()):
             raise ValueError(f"products of layer {name!r} overflow {rows.dtype}; run the network in a wider dtype")
-        place = int(representation.row_samples(**self._options)[int(finite.logical_not().nonzero()[0])])
+        number = int(representation.row_samples(**self._options)[int(is_finite.logical_not().nonzero()[0])])
         raise ValueError(
-            f"layer {name!r} is NaN or infinite for sample {self.sides[0].ids[start + place]!r}; leave it out, or run "
+            f"layer {name!r} is NaN or infinite for sample {self.sides[0].ids[start + number]!r}; leave it out, or run "
             "the network in a wider dtype"
         )
 
@@ -236,7 +238,7 @@ def _is_pooled(side: Side) -> bool:
     return isinstance(side, Activations) and side.pooling not in (None, "none")
 
 
-class _Probe:
+class _Probe:  # specs and activations of the first samples; ``first``: layer -> first layer with the same tensor
     def __init__(self, side: Side, names: Sequence[str]) -> None:
         self.first: dict[str, str] = {}
         self.specs: dict[str, RepresentationSpec] = {}

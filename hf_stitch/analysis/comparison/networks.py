@@ -72,7 +72,7 @@ class NetworkAtlas(Result):
 
     def between(self, a: str, b: str) -> SimilarityAtlas:
         """Return the similarity of the layers of two networks, as from :func:`hf_stitch.compare`."""
-        rows, columns = self._place(a), self._place(b)
+        rows, columns = self._block(a), self._block(b)
         both = self.networks.index(a), self.networks.index(b)
         networks = self.atlas.recipe.get("a", {}).get("networks", {})
         recipe = {**self.atlas.recipe, "a": networks.get(a, {}), "b": networks.get(b, {})}
@@ -113,8 +113,8 @@ class NetworkAtlas(Result):
         if label in self.whole:
             return self.whole[label].copy()
         values = self.atlas.values[label]
-        places = [self._place(name) for name in self.networks]
-        best = np.array([[self._best(values[a, b], metric) for b in places] for a in places])
+        blocks = [self._block(name) for name in self.networks]
+        best = np.array([[self._best(values[a, b], metric) for b in blocks] for a in blocks])
         return (best + best.T) / 2
 
     def distances(self, metric: str | None = None) -> Array:
@@ -151,13 +151,13 @@ class NetworkAtlas(Result):
         """
         label = self.atlas.label(metric)
         pairs = list(combinations(self.networks, 2))
-        blocks = {(a, b): (self._place(a), self._place(b)) for a, b in pairs}
+        blocks = {(a, b): (self._block(a), self._block(b)) for a, b in pairs}
         as_good = None
         if label in self.p_values:
-            tested = {pair: self.p_values[label][:, rows, columns] for pair, (rows, columns) in blocks.items()}
+            p_values_of = {pair: self.p_values[label][:, rows, columns] for pair, (rows, columns) in blocks.items()}
             as_good = {
                 pair: np.stack([not_rejected(p_values[0], level), not_rejected(p_values[1].T, level).T])
-                for pair, p_values in tested.items()
+                for pair, p_values in p_values_of.items()
             }
         return identify_layers(
             {pair: self.atlas.values[label][block] for pair, block in blocks.items()},
@@ -168,8 +168,8 @@ class NetworkAtlas(Result):
         """Find the most similar layer of another network for each layer, named ``network/layer``."""
         label = self.atlas.label(metric)
         values = self.atlas.values[label].copy()
-        for place in map(self._place, self.networks):
-            values[place, place] = np.nan
+        for block in map(self._block, self.networks):
+            values[block, block] = np.nan
         return replace(self.atlas, values={label: values}).best_matches(label)
 
     def headline(self, metric: str | None = None) -> str:
@@ -203,10 +203,10 @@ class NetworkAtlas(Result):
         """
         frame = self.atlas.to_pandas()
         for side in "ab":
-            parts = [(name, layer) for name, layers in self.layers.items() for layer in layers]
-            place = dict(zip(self.atlas.layers_a, parts, strict=True))
-            frame[f"network_{side}"] = [place[name][0] for name in frame[f"layer_{side}"]]
-            frame[f"layer_{side}"] = [place[name][1] for name in frame[f"layer_{side}"]]
+            network_and_layer = [(name, layer) for name, layers in self.layers.items() for layer in layers]
+            split_name = dict(zip(self.atlas.layers_a, network_and_layer, strict=True))
+            frame[f"network_{side}"] = [split_name[name][0] for name in frame[f"layer_{side}"]]
+            frame[f"layer_{side}"] = [split_name[name][1] for name in frame[f"layer_{side}"]]
         columns = ["metric", "network_a", "layer_a", "network_b", "layer_b", "value"]
         return frame[columns + [name for name in frame if name == "undefined"]]
 
@@ -220,8 +220,8 @@ class NetworkAtlas(Result):
         from rich.text import Text
 
         metric = next(iter(self.atlas.values))
-        of = "whole networks" if metric in self.whole else "the most similar layers"
-        table = Table("", title=f"{metric} of {of}", title_justify="left")
+        compared = "whole networks" if metric in self.whole else "the most similar layers"
+        table = Table("", title=f"{metric} of {compared}", title_justify="left")
         table.caption = self.atlas.basis
         if missing := int(np.isnan(self.atlas.values[metric]).sum()):
             table.caption += f"; undefined for {missing} of {self.atlas.values[metric].size} pairs of layers"
@@ -231,7 +231,7 @@ class NetworkAtlas(Result):
             table.add_row(Text(name), *map(rounded, row))
         return table
 
-    def _place(self, network: str) -> slice:
+    def _block(self, network: str) -> slice:
         if network not in self.layers:
             raise KeyError(f"network must be one of {', '.join(self.networks)}, got {network!r}")
         start = sum(len(self.layers[name]) for name in self.networks[: self.networks.index(network)])

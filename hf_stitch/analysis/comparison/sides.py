@@ -28,7 +28,7 @@ Span = tuple[int, int]
 """Character span of a token: index of the first character, and index after the last one."""
 Tokenized = tuple[dict[str, Any], "_Segments"]
 """Inputs of a network, and the segments of their tokens."""
-LEFT_OUT = -1
+LEFT_OUT = -1  # segment of a token that is not compared
 Comparable = NetworkLike | Activations
 
 
@@ -144,8 +144,8 @@ class Networks:
 def networks_of(side: Side) -> dict[str, nn.Module]:
     """Return the networks that run for a side, by the prefix of their layers' names; empty for saved activations."""
     if isinstance(side, Networks):
-        parts = {name: networks_of(part) for name, part in side.sides.items()}
-        return {f"{name}/{inner}": network for name, networks in parts.items() for inner, network in networks.items()}
+        by_name = {name: networks_of(part) for name, part in side.sides.items()}
+        return {f"{name}/{inner}": network for name, networks in by_name.items() for inner, network in networks.items()}
     return {"": side.adapter.model} if isinstance(side, Network) else {}
 
 
@@ -179,13 +179,13 @@ def align(text: str, a: Sequence[Span], b: Sequence[Span]) -> tuple[list[int], l
             start, end = segments[-1][0], max(segments.pop()[1], end)
         segments.append((start, end))
     starts = [start for start, _ in segments]
-    places = [[bisect_right(starts, span[0]) - 1 if span else LEFT_OUT for span in side] for side in sides]
-    seen = [(min(s[0] for s in side if s), max(s[1] for s in side if s)) for side in sides if any(side)]
-    first, last = max((start for start, _ in seen), default=0), min((end for _, end in seen), default=0)
-    both = sorted(set(places[0]) & set(places[1]) - {LEFT_OUT})
-    shared = [place for place in both if first <= segments[place][0] and segments[place][1] <= last]
-    numbers = {place: number for number, place in enumerate(shared)}
-    of_a, of_b = ([numbers.get(place, LEFT_OUT) for place in side] for side in places)
+    segment_of_token = [[bisect_right(starts, span[0]) - 1 if span else LEFT_OUT for span in side] for side in sides]
+    covered = [(min(s[0] for s in side if s), max(s[1] for s in side if s)) for side in sides if any(side)]
+    first, last = max((start for start, _ in covered), default=0), min((end for _, end in covered), default=0)
+    in_both = sorted(set(segment_of_token[0]) & set(segment_of_token[1]) - {LEFT_OUT})
+    shared = [segment for segment in in_both if first <= segments[segment][0] and segments[segment][1] <= last]
+    numbers = {segment: number for number, segment in enumerate(shared)}
+    of_a, of_b = ([numbers.get(segment, LEFT_OUT) for segment in side] for side in segment_of_token)
     return of_a, of_b
 
 
@@ -204,16 +204,16 @@ def aligned(sides: Sequence[Side]) -> tuple[Side, ...]:
         raise ValueError("align='offsets' requires networks on both sides, because saved activations lack offsets")
     if networks[0].reader is not networks[-1].reader:
         raise ValueError("align='offsets' requires the same texts on both sides; leave paired_data out")
-    batch = lru_cache(maxsize=1)(partial(_tokenized, networks))  # a batch that both sides request is tokenized once
-    return tuple(_Aligned(network, batch, place) for place, network in enumerate(networks))
+    tokenize = lru_cache(maxsize=1)(partial(_tokenized, networks))  # a batch that both sides request is tokenized once
+    return tuple(_Aligned(network, tokenize, index) for index, network in enumerate(networks))
 
 
 class _Aligned(Network):
     """Network with one vector per text segment: the mean of the activations of its tokens."""
 
-    def __init__(self, network: Network, batch: Callable[[int, int], list[Tokenized]], place: int) -> None:
+    def __init__(self, network: Network, tokenize: Callable[[int, int], list[Tokenized]], index: int) -> None:
         super().__init__(network.adapter, network.reader)
-        self._batch, self._place = batch, place
+        self._batch, self._place = tokenize, index
 
     def run_with_callback(self, start: int, stop: int, layers: Sequence[str], callback: LayerCallback) -> None:
         """Run the network once and average its activations over the tokens of each segment."""
@@ -256,8 +256,8 @@ class _Segments:
             sample = ids[int((counts == 0).nonzero()[0])]
             raise ValueError(f"sample {sample!r} lacks text that both tokenizers cover; leave it out with select")
         mask = torch.arange(int(counts.amax())) < counts[:, None]
-        before = counts.cumsum(0) - counts
-        order = torch.where(numbers == LEFT_OUT, LEFT_OUT, numbers + before[:, None]).flatten()
+        first_segments = counts.cumsum(0) - counts
+        order = torch.where(numbers == LEFT_OUT, LEFT_OUT, numbers + first_segments[:, None]).flatten()
         tokens = order.argsort(stable=True)[int((order == LEFT_OUT).sum()) :]
         _, sizes = order[tokens].unique_consecutive(return_counts=True)
         return cls((numbers.shape[0], numbers.shape[1]), tokens, sizes.cumsum(0) - sizes, mask)
@@ -272,7 +272,7 @@ class _Segments:
                 f"align='offsets' requires one vector per token, but layer {name!r} outputs {values.shape[1]} vectors "
                 f"for {self.shape[1]} tokens; leave it out"
             )
-        tokens, starts, mask = (part.to(values.device) for part in (self.tokens, self.starts, self.mask))
+        tokens, starts, mask = (tensor.to(values.device) for tensor in (self.tokens, self.starts, self.mask))
         means = values.new_zeros(*mask.shape, values.shape[2])
         means[mask] = functional.embedding_bag(tokens, values.flatten(0, 1), starts, mode="mean")
         return Representation(means, "bnd", mask=mask)
@@ -309,18 +309,18 @@ class Sides:
 
     def reading(self, asked: Asked, data: Any, paired_data: Any = None) -> dict[str, Side]:
         """Return all sides and check that they meet; the last side reads the paired data."""
-        both = {"data": data, "paired_data": paired_data}
-        data_by_argument = {argument: samples for argument, samples in both.items() if samples is not None}
-        reads = dict.fromkeys(self._networks, "data")
+        data_arguments = {"data": data, "paired_data": paired_data}
+        data_by_argument = {argument: samples for argument, samples in data_arguments.items() if samples is not None}
+        argument_of_network = dict.fromkeys(self._networks, "data")
         if paired_data is not None:
-            reads[[*reads][-1]] = "paired_data"
+            argument_of_network[[*argument_of_network][-1]] = "paired_data"
         for argument in data_by_argument:
-            names = [name for name, source in reads.items() if source == argument]
+            names = [name for name, source in argument_of_network.items() if source == argument]
             if all(isinstance(self._networks[name], Activations) for name in names):
                 are = "are" if len(names) > 1 else "is"
                 raise ValueError(f"{' and '.join(names)} {are} saved activations; leave {argument} out")
         readers = {argument: Reader(Samples.of(samples)) for argument, samples in data_by_argument.items()}
-        sides = {name: self._side(name, readers.get(argument), asked) for name, argument in reads.items()}
+        sides = {name: self._side(name, readers.get(argument), asked) for name, argument in argument_of_network.items()}
         first, *others = sides.values()
         for side in others:
             check_same_order(*(s.reader.samples if isinstance(s, Network) else s.ids for s in (first, side)))
@@ -351,8 +351,8 @@ class Sides:
     def pair(self, asked: Asked, data: Any, paired_data: Any) -> tuple[Side, ...]:
         """Return both sides, or a single side if they are the same network or activations on the same samples."""
         a, b = self.reading(asked, data, paired_data).values()
-        one = a is b
+        is_same = a is b
         if isinstance(a, Network) and isinstance(b, Network) and a.reader is b.reader:
-            one = a.adapter.model is b.adapter.model and a.adapter.processor is b.adapter.processor
-        sides = (a,) if one else (a, b)
+            is_same = a.adapter.model is b.adapter.model and a.adapter.processor is b.adapter.processor
+        sides = (a,) if is_same else (a, b)
         return aligned(sides) if asked.align == "offsets" else sides

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -41,14 +41,16 @@ def read_weights(
         )
     readings = {}
     for label, metric in metrics.items():
-        read = metric.read(model)
+        readable = metric.read(model)
         selected = {
             layer: weights
-            for layer, weights in read.items()
+            for layer, weights in readable.items()
             if names is None or any(layer == name or layer.startswith(f"{name}.") for name in names)
         }
         if not selected:
-            raise ValueError(f"{argument} must contain layers that {label} reads, got {names}; use {_join_names(read)}")
+            raise ValueError(
+                f"{argument} must contain layers that {label} reads, got {names}; use {_join_names(readable)}"
+            )
         readings[label] = selected
     return readings
 
@@ -80,23 +82,23 @@ def compare_all_weights(
     Returns the atlas of all layers, named ``network/layer``; the layers of each network; and by metric the values of
     whole networks, ``(networks, networks)``, NaN where two networks are not comparable in all layers.
     """
-    read = {name: read_weights(side.model, metrics, layers.get(name)) for name, side in sides.items()}
-    flat: dict[str, dict[str, Weights]] = {
-        label: {f"{name}/{layer}": w for name, of in read.items() for layer, w in of[label].items()}
-        for label in metrics
-    }
-    atlas, values = _compare_pairs(flat, flat, metrics)
-    whole = {label: np.full((len(read), len(read)), np.nan) for label in metrics}
+    readings = {name: read_weights(side.model, metrics, layers.get(name)) for name, side in sides.items()}
+    prefixed: dict[str, dict[str, Weights]] = {label: {} for label in metrics}
+    for name, label in product(readings, metrics):
+        prefixed[label] |= {f"{name}/{layer}": weights for layer, weights in readings[name][label].items()}
+    atlas, values = _compare_pairs(prefixed, prefixed, metrics)
+    whole = {label: np.full((len(readings), len(readings)), np.nan) for label in metrics}
     undefined = dict(atlas.undefined)
     for label, metric in metrics.items():
-        for (i, a), (j, b) in product(enumerate(read), repeat=2):
-            whole[label][i, j], reason = _whole(metric, read[a][label], read[b][label], values[label], f"{a}/", f"{b}/")
+        for (i, a), (j, b) in product(enumerate(readings), repeat=2):
+            sides_read = readings[a][label], readings[b][label]
+            whole[label][i, j], reason = _whole(metric, *sides_read, values[label], f"{a}/", f"{b}/")
             if reason is not None:
                 undefined[pair_name(label, f"{a}/{WHOLE}", f"{b}/{WHOLE}")] = reason
     description = {"networks": {name: dict(side.description) for name, side in sides.items()}}
     recipe = _recipe(metrics) | {"a": description, "b": description}
-    named = {name: tuple(dict.fromkeys(layer for w in of.values() for layer in w)) for name, of in read.items()}
-    return replace(atlas, recipe=shareable(recipe), undefined=undefined), named, whole
+    names = {name: tuple(dict.fromkeys(chain(*by_metric.values()))) for name, by_metric in readings.items()}
+    return replace(atlas, recipe=shareable(recipe), undefined=undefined), names, whole
 
 
 def same_layers(
@@ -115,7 +117,7 @@ def _compare_pairs(
     a: Readings, b: Readings, metrics: Mapping[str, WeightMetric]
 ) -> tuple[SimilarityAtlas, dict[str, dict[Pair, float]]]:
     """Compare all pairs of layers of two networks from the weights that were read."""
-    names_a, names_b = (tuple(dict.fromkeys(layer for read in side.values() for layer in read)) for side in (a, b))
+    names_a, names_b = (tuple(dict.fromkeys(chain(*side.values()))) for side in (a, b))
     pair_values: dict[str, dict[Pair, float]] = {}
     undefined: dict[str, str] = {}
     for label, metric in metrics.items():
@@ -180,6 +182,6 @@ def _recipe(metrics: Mapping[str, WeightMetric]) -> dict[str, Any]:
     }
 
 
-def _join_names(read: Mapping[str, Weights], limit: int = 5) -> str:
-    names = list(read)
+def _join_names(weights: Mapping[str, Weights], limit: int = 5) -> str:
+    names = list(weights)
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "") or "nothing"

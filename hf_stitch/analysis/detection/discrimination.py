@@ -1,4 +1,4 @@
-"""How well the scores of a detector distinguish two sets of samples, with confidence intervals."""
+"""How well the scores of a detector distinguish strange samples from usual ones, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def discrimination(strange: Array, usual: Array, *, two_sided: bool, paired: boo
     of the network's own samples above the threshold that finds 95% of the strange ones.
     """
     check_scores(strange, usual)
-    folded = sided(strange, usual), sided(usual, usual)
-    aurocs = {"one_sided": auroc(strange, usual, paired=paired), "two_sided": auroc(*folded, paired=paired)}
-    chosen = folded if two_sided else (strange, usual)
-    rates = _rates(*chosen, paired=paired, seed=seed)
+    from_middle = sided(strange, usual), sided(usual, usual)
+    aurocs = {"one_sided": auroc(strange, usual, paired=paired), "two_sided": auroc(*from_middle, paired=paired)}
+    scores = from_middle if two_sided else (strange, usual)
+    rates = _rates(*scores, paired=paired, seed=seed)
     return {"auroc": aurocs["two_sided" if two_sided else "one_sided"], **aurocs, **rates}
 
 
@@ -53,21 +53,22 @@ def check_scores(*sets: Array) -> None:
 def auroc(positive: Array, negative: Array, *, paired: bool) -> Array:
     """Compute the AUROC of two sets of scores, with its 95% interval (DeLong et al. 1988)."""
     check_scores(positive, negative)
-    above = _share_below(np.sort(negative), positive)
-    below = 1 - _share_below(np.sort(positive), negative)
-    value = float(above.mean())
-    if min(len(above), len(below)) < 2:
+    n, m = len(positive), len(negative)
+    share_below_positive = _share_below(np.sort(negative), positive)
+    share_above_negative = 1 - _share_below(np.sort(positive), negative)
+    value = float(share_below_positive.mean())
+    if min(n, m) < 2:
         return np.array([value, np.nan, np.nan])
     if paired:
-        error = float((above + below).std(ddof=1)) / len(above) ** 0.5
+        error = float((share_below_positive + share_above_negative).std(ddof=1)) / n**0.5
     else:
-        error = float(above.var(ddof=1) / len(above) + below.var(ddof=1) / len(below)) ** 0.5
+        error = float(share_below_positive.var(ddof=1) / n + share_above_negative.var(ddof=1) / m) ** 0.5
     margin = NormalDist().inv_cdf(0.975) * error
     return np.array([value, max(0.0, value - margin), min(1.0, value + margin)])
 
 
 def sided(scores: Array, usual: Array) -> Array:
-    """Return the distance of the rank of each score among the usual ones from one half: 0 at the median, .5 beyond all.
+    """Return how far the rank of each score among the usual scores is from the middle: 0 at the median, .5 beyond all.
 
     A score below 10% of the usual scores is then as strange as one above 90% of them, for any distribution.
     """
@@ -88,14 +89,15 @@ def _rates(strange: Array, usual: Array, *, paired: bool, seed: int) -> dict[str
     hits = _cumulated(ranks[: len(strange)], _weights(len(strange), seed), len(levels))
     false_alarms = _cumulated(ranks[len(strange) :], _weights(len(usual), seed if paired else seed + 1), len(levels))
     precision = hits / np.maximum(hits + false_alarms, 1)
-    gained = np.diff(hits, axis=1, prepend=0)
-    enough = (hits >= RECALL * hits[:, -1:] * (1 - 1e-12)).argmax(1)
-    rate = np.take_along_axis(false_alarms, enough[:, None], 1)[:, 0] / false_alarms[:, -1]
-    return {"aupr": with_interval((gained * precision).sum(1) / hits[:, -1]), "fpr95": with_interval(rate)}
+    new_hits = np.diff(hits, axis=1, prepend=0)
+    threshold = (hits >= RECALL * hits[:, -1:] * (1 - 1e-12)).argmax(1)
+    rate = np.take_along_axis(false_alarms, threshold[:, None], 1)[:, 0] / false_alarms[:, -1]
+    return {"aupr": with_interval((new_hits * precision).sum(1) / hits[:, -1]), "fpr95": with_interval(rate)}
 
 
 @lru_cache(maxsize=4)
 def _weights(n: int, seed: int) -> Array:
+    """Return weights of n samples: row 0 is all ones, then one row per bootstrap resample."""
     return np.concatenate(list(resampled(n, RESAMPLES, seed)))
 
 
@@ -106,27 +108,28 @@ def _cumulated(ranks: NDArray[np.intp], weights: Array, levels: int) -> Array:
     return total[:, np.searchsorted(ranks[order], np.arange(levels), "right")]
 
 
-def equivalent_dose(values: Array, doses: Array, sizes: tuple[float, ...]) -> Array:
-    """Return the dose of noise that a detector distinguishes as well as a stitch.
+def equivalent_dose(stitched: Array, by_dose: Array, doses: tuple[float, ...]) -> Array:
+    """Return the dose of noise that a detector distinguishes as well as stitched activations.
 
-    Returns ``(…)`` doses, the smallest that reach the AUROC, interpolated on a logarithmic scale. 0 up to an AUROC of
-    .5 or below the AUROC of the smallest dose, infinity above the AUROC of the largest, NaN where an AUROC is NaN.
+    ``stitched`` holds AUROCs, ``(…)``, and ``by_dose`` the AUROC at each of the ``doses``. Returns ``(…)``: the
+    smallest dose with the AUROC, interpolated on a logarithmic scale. It is 0 up to an AUROC of .5 or below the AUROC
+    of the smallest dose, infinity above the AUROC of the largest, and NaN where an AUROC is NaN.
     """
-    rising, logs = np.maximum.accumulate(np.maximum(doses, 0.5)), np.log(sizes)
+    rising, logs = np.maximum.accumulate(np.maximum(by_dose, 0.5)), np.log(doses)
     # The first dose that reaches the value, and the one before: where detection saturates, several have one AUROC.
-    upper = np.clip(np.searchsorted(rising, values), 1, len(rising) - 1)
+    upper = np.clip(np.searchsorted(rising, stitched), 1, len(rising) - 1)
     span = rising[upper] - rising[upper - 1]
-    share = np.clip((values - rising[upper - 1]) / np.where(span > 0, span, 1), 0, 1)
+    share = np.clip((stitched - rising[upper - 1]) / np.where(span > 0, span, 1), 0, 1)
     dose = np.exp(logs[upper - 1] + share * (logs[upper] - logs[upper - 1]))
-    dose = np.where((values < rising[0]) | (values <= 0.5), 0.0, np.where(values > rising[-1], np.inf, dose))
-    return np.where(np.isnan(values) | np.isnan(rising[-1]), np.nan, dose)
+    dose = np.where((stitched < rising[0]) | (stitched <= 0.5), 0.0, np.where(stitched > rising[-1], np.inf, dose))
+    return np.where(np.isnan(stitched) | np.isnan(rising[-1]), np.nan, dose)
 
 
 def binned(strange: Array, usual: Array) -> dict[str, Array]:
     """Count scores in bins of equal width between the 1st and the 99th percentile of all.
 
     Returns ``edges``, ``(BINS + 1,)``, with infinite outer edges; and ``stitched`` and ``own``, ``(BINS,)`` counts,
-    which add up to n and m.
+    which add up to the numbers of strange and of usual scores.
     """
     low, high = np.percentile(np.concatenate([strange, usual]), [1, 99])
     if low == high:  # nearly all scores are equal

@@ -86,17 +86,17 @@ class Watchers:
         **options: Any,
     ) -> Self:  # fmt: skip
         """Return the watchers with detectors fitted to the target's activations at the layers of all halves."""
-        at: dict[View, dict[str, None]] = {}
-        for name, of in views.items():
-            for view in of:
-                at.setdefault(view, {}).update(dict.fromkeys(layers[name]))
+        by_view: dict[View, dict[str, None]] = {}
+        for name, views_of_halves in views.items():
+            for view in views_of_halves:
+                by_view.setdefault(view, {}).update(dict.fromkeys(layers[name]))
         watches = {
             view: fit_watch(
-                self.detectors, target, list(of), self.known, view, run, outliers=self.outliers, far=self.far, **options
+                self.detectors, target, list(at), self.known, view, run, outliers=self.outliers, far=self.far, **options
             )
-            for view, of in at.items()
+            for view, at in by_view.items()
         }
-        return replace(self, views=views, layers={view: list(of) for view, of in at.items()}, watches=watches)
+        return replace(self, views=views, layers={view: list(at) for view, at in by_view.items()}, watches=watches)
 
     # -- the pass ---------------------------------------------------------------------------------------------------
     @property
@@ -107,18 +107,20 @@ class Watchers:
     def record_own(self, y: Mapping[str, Representation], ids: Sequence[Id]) -> dict[Record, Array]:
         """Return the records of the target's own activations."""
         records: dict[Record, Any] = {}
-        places, chosen = self._chosen(ids)
+        scored_rows, scored_ids = self._chosen(ids)
         for view, watch in self.watches.items():
             for layer in self.layers[view]:
                 records[Record("norm", view, layer)] = self._squares(layer, view, target_view(y[layer], view))
-                if self.detectors and chosen:
-                    own_view = target_view(_subset(y[layer], places), view)
+                if self.detectors and scored_ids:
+                    own_view = target_view(_subset(y[layer], scored_rows), view)
                     by_kind = {
-                        "own": watch.record(layer, own_view, chosen),
-                        "doses": watch.record_doses(layer, own_view, chosen),
+                        "own": watch.record(layer, own_view, scored_ids),
+                        "doses": watch.record_doses(layer, own_view, scored_ids),
                     }
                     records |= {
-                        Record(kind, view, layer, name=key): v for kind, of in by_kind.items() for key, v in of.items()
+                        Record(kind, view, layer, name=key): values
+                        for kind, of_kind in by_kind.items()
+                        for key, values in of_kind.items()
                     }
         return records
 
@@ -127,22 +129,22 @@ class Watchers:
     ) -> dict[Record, Array]:
         """Return the records of stitched activations."""
         records: dict[Record, Any] = {}
-        places, chosen = self._chosen(ids)
-        layer, at = predictor.layer_b, (predictor.name, predictor.front)
+        scored_rows, scored_ids = self._chosen(ids)
+        layer, where = predictor.layer_b, (predictor.name, predictor.front)
         for view in self.views[predictor.front]:
-            activations, handed = target_view(y, view), stitched_view(mapped, view)
-            records[Record("error", view, *at)] = self._squares(layer, view, activations, handed)
-            if self.detectors and chosen:
-                scores = self.watches[view].record(layer, _subset(handed, places), chosen)
-                records |= {Record("stitched", view, *at, key): values for key, values in scores.items()}
+            activations, stitched = target_view(y, view), stitched_view(mapped, view)
+            records[Record("error", view, *where)] = self._squares(layer, view, activations, stitched)
+            if self.detectors and scored_ids:
+                scores = self.watches[view].record(layer, _subset(stitched, scored_rows), scored_ids)
+                records |= {Record("stitched", view, *where, key): values for key, values in scores.items()}
         return records
 
     def _chosen(self, ids: Sequence[Id]) -> tuple[Tensor | None, Sequence[Id]]:
         """Return the indices and ids of the samples of a batch that detectors score."""
         if self.scored is None:
             return None, ids
-        places = [place for place, id_ in enumerate(ids) if id_ in self.scored]
-        return torch.tensor(places, dtype=torch.long), [ids[place] for place in places]
+        rows = [row for row, id_ in enumerate(ids) if id_ in self.scored]
+        return torch.tensor(rows, dtype=torch.long), [ids[row] for row in rows]
 
     def _squares(self, layer: str, view: View, first: Representation, second: Representation | None = None) -> Array:
         """Return the squared norm of each sample over real positions, or its squared distance from ``second``."""
@@ -189,9 +191,15 @@ class Watchers:
             }
             detections[view] = {
                 label: Evidence(
-                    watch, label, two_sided and of.two_sided, scored_ids, own_records, dose_records, stitched_records
+                    watch,
+                    label,
+                    two_sided and detector.two_sided,
+                    scored_ids,
+                    own_records,
+                    dose_records,
+                    stitched_records,
                 ).detect(layers_a, min_auroc)
-                for label, of in self.detectors.items()
+                for label, detector in self.detectors.items()
             }
         return detections
 
@@ -218,14 +226,14 @@ class Evidence:
         }
         for j, layer in enumerate(layers):
             for kind in watch.kinds_at(layer):
-                for number, dose in enumerate(DOSES):
-                    prefix, case = f"{kind}.{number}.", f"{layer} with {kind} noise {dose:g}"
+                for dose_number, dose in enumerate(DOSES):
+                    prefix, case = f"{kind}.{dose_number}.", f"{layer} with {kind} noise {dose:g}"
                     noisy = {
                         key.removeprefix(prefix): values
                         for key, values in self.doses[layer].items()
                         if key.startswith(prefix)
                     }
-                    doses[kind][j, number] = self._auroc(case, noisy, self.own[layer], self.ids)
+                    doses[kind][j, dose_number] = self._auroc(case, noisy, self.own[layer], self.ids)
             for name, values in controls.items():
                 values[j] = self._control(name, layer)
         matchers = dict.fromkeys(matcher for matcher, _, _ in self.stitched)
@@ -240,32 +248,32 @@ class Evidence:
         for (matcher, la, lb), seen in self.stitched.items():
             if lb in blind:
                 continue
-            place = layers_a.index(la), layers.index(lb)
+            cell = layers_a.index(la), layers.index(lb)
             scores = self._scores(f"{matcher}: {la} -> {lb}", seen, self.own[lb], self.ids)
-            coloured = doses["coloured"][place[1]]
+            coloured = doses["coloured"][cell[1]]
             if not (distinguished := coloured[-1, 1] > 0.5):
                 self.undefined[f"{lb}, doses"] = "noise of the size of the activations is not distinguished"
             if scores is None:
                 continue
             for name, values in binned(*scores).items():
-                histograms[matcher][name][place] = values
+                histograms[matcher][name][cell] = values
             measured = discrimination(*scores, two_sided=self.two_sided, paired=True, seed=watch.seed)
             if distinguished:
                 measured["dose"] = equivalent_dose(measured["auroc"], coloured[:, 0], DOSES)
             for name, values in measured.items():
-                figures[matcher][name][place] = values
+                figures[matcher][name][cell] = values
         return detection
 
     def _control(self, name: str, layer: str) -> Array:
-        fitted, reference, ids = self.watch.layers[layer], self.own[layer], self.ids
+        layer_detectors, reference, ids = self.watch.layers[layer], self.own[layer], self.ids
         case = f"{layer}, control {name}"
         if name == "far":
-            return self._auroc(case, fitted.far, reference, ids, self.watch.far_ids)
+            return self._auroc(case, layer_detectors.far, reference, ids, self.watch.far_ids)
         if name == "train":
-            return self._auroc(case, reference, fitted.known, self.watch.known_ids, ids)
-        second = halves(ids, self.watch.seed, "control")
-        strange, rest = ({key: values[chosen] for key, values in reference.items()} for chosen in (second, ~second))
-        other_ids, ids = ([i for i, c in zip(ids, chosen, strict=True) if c] for chosen in (second, ~second))
+            return self._auroc(case, reference, layer_detectors.known, self.watch.known_ids, ids)
+        half = halves(ids, self.watch.seed, "control")
+        strange, rest = ({key: values[flags] for key, values in reference.items()} for flags in (half, ~half))
+        other_ids, ids = ([i for i, flag in zip(ids, flags, strict=True) if flag] for flags in (half, ~half))
         return self._auroc(case, strange, rest, ids, other_ids)
 
     def _scores(
@@ -290,10 +298,10 @@ class Evidence:
         return auroc(*scores, paired=reference_ids is None)
 
 
-def _subset(activations: Representation, places: Tensor | None) -> Representation:
+def _subset(activations: Representation, rows: Tensor | None) -> Representation:
     """Return the samples of a batch at the given indices, without their context."""
-    if places is None:
+    if rows is None:
         return activations
-    at = places.to(activations.values.device)
-    mask = None if activations.mask is None else activations.mask[at]
-    return activations.replace(values=activations.values[at], mask=mask, context={})
+    selected = rows.to(activations.values.device)
+    mask = None if activations.mask is None else activations.mask[selected]
+    return activations.replace(values=activations.values[selected], mask=mask, context={})

@@ -75,11 +75,11 @@ def random_rows(activations: Representation, ids: Sequence[Id], seed: int, reads
     if not bool(counts.all()):
         raise ValueError(f"sample {ids[int((counts == 0).nonzero()[0])]!r} lacks positions; leave it out")
     starts = counts.cumsum(0) - counts
-    places = [
+    drawn = [
         start + generator(id_, seed, "positions").choice(count, POSITIONS, replace=count < POSITIONS)
         for id_, start, count in zip(ids, starts.tolist(), counts.tolist(), strict=True)
     ]
-    return rows[torch.from_numpy(np.stack(places)).to(rows.device)].float().cpu()
+    return rows[torch.from_numpy(np.stack(drawn)).to(rows.device)].float().cpu()
 
 
 def donors_among(ids: Sequence[Id], seed: int) -> list[int]:
@@ -103,10 +103,10 @@ class Noise:
             raise ValueError(f"noise requires at least 2 samples, got {len(ids)}; pass more samples")
         means, squares = _moments(activations)
         prefix = len(means) - 1
-        chosen = _samples(activations, donors_among(ids, seed))
-        centred = [rows - means[_part_of(rows, prefix)] for rows in chosen]
+        donor_rows = _samples(activations, donors_among(ids, seed))
+        centred = [rows - means[_part_of(rows, prefix)] for rows in donor_rows]
         donors = {"coloured": centred, "residual": [rows.to(means) for rows in residuals]}
-        scaled = {}
+        scaled_donors = {}
         for kind, samples in donors.items():
             if samples:
                 parts, norms = torch.cat([_part_of(s, prefix) for s in samples]), torch.cat([*samples]).square().sum(1)
@@ -116,8 +116,8 @@ class Noise:
                 if mean_squares[-1] > 0:
                     # A prefix token that is equal in all samples, as before the first block, does not get such noise.
                     factors = torch.where(mean_squares > 0, squares / mean_squares, 0).sqrt()
-                    scaled[kind] = [rows * factors[_part_of(rows, prefix), None] for rows in samples]
-        return cls((squares / means.shape[1]).sqrt(), scaled)
+                    scaled_donors[kind] = [rows * factors[_part_of(rows, prefix), None] for rows in samples]
+        return cls((squares / means.shape[1]).sqrt(), scaled_donors)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -148,8 +148,8 @@ class Noise:
             return normal * self.scales[_part_of(normal, prefix), None]
         donors_of_fold = self.donors[kind][fold::2]
         donor = donors_of_fold[int(random.integers(len(donors_of_fold)))]
-        places = torch.arange(count, device=donor.device) % (len(donor) - prefix)  # a shorter one is repeated
-        return torch.cat([donor[:prefix], donor[prefix + places]])
+        positions = torch.arange(count, device=donor.device) % (len(donor) - prefix)  # a shorter one is repeated
+        return torch.cat([donor[:prefix], donor[prefix + positions]])
 
 
 def _part_of(rows: Tensor, prefix: int) -> Tensor:
@@ -161,24 +161,24 @@ def _moments(activations: Iterable[Representation]) -> tuple[Tensor, Tensor]:
     """Return means ``(prefix tokens + 1, d)`` and mean square norms of each prefix token and of all positions."""
     sums_by_batch: list[tuple[Tensor, Tensor, Tensor]] = []
     for batch in activations:
-        parts = [part.double() for part in (*batch.prefix().unbind(1), batch.rows("none"))]
-        sums, squares = torch.stack([part.sum(0) for part in parts]), [part.square().sum() for part in parts]
-        sums_by_batch.append((sums, torch.stack(squares), sums.new_tensor([len(part) for part in parts])))
-    total, square, counts = (torch.stack(of_all).sum(0) for of_all in zip(*sums_by_batch, strict=True))
+        row_sets = [rows.double() for rows in (*batch.prefix().unbind(1), batch.rows("none"))]
+        sums, squares = torch.stack([rows.sum(0) for rows in row_sets]), [rows.square().sum() for rows in row_sets]
+        sums_by_batch.append((sums, torch.stack(squares), sums.new_tensor([len(rows) for rows in row_sets])))
+    total, square, counts = (torch.stack(by_batch).sum(0) for by_batch in zip(*sums_by_batch, strict=True))
     return total / counts[:, None], square / counts
 
 
-def _samples(activations: Iterable[Representation], places: Sequence[int]) -> list[Tensor]:
+def _samples(activations: Iterable[Representation], indices: Sequence[int]) -> list[Tensor]:
     """Return the rows of the samples at ``places``, ``(prefix tokens + positions, d)`` float64, in this order."""
     rows, start = {}, 0
     for batch in activations:
-        for place in places:
-            if start <= place < start + batch.batch:
-                one = slice(place - start, place - start + 1)
-                mask = None if batch.mask is None else batch.mask[one]
-                rows[place] = batch.replace(values=batch.values[one], mask=mask).rows("none", prefix=True).double()
+        for index in indices:
+            if start <= index < start + batch.batch:
+                only = slice(index - start, index - start + 1)
+                mask = None if batch.mask is None else batch.mask[only]
+                rows[index] = batch.replace(values=batch.values[only], mask=mask).rows("none", prefix=True).double()
         start += batch.batch
-    return [rows[place] for place in places]
+    return [rows[index] for index in indices]
 
 
 def _laid_out(noise: Tensor, activations: Representation) -> Tensor:

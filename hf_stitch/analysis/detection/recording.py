@@ -78,7 +78,7 @@ def recorded(
                 for name, samples in reversed([*data.items()])  # few samples first, which may not fit the network
             ]
             for layer in group:
-                yield layer, [_gathered(of_set.pop(layer), shared.processes) for of_set in reversed(activations)]
+                yield layer, [_gathered(by_layer.pop(layer), shared.processes) for by_layer in reversed(activations)]
 
 
 def _encoded(
@@ -103,11 +103,11 @@ def _sizes(
 ) -> tuple[dict[str, int], dict[str, RepresentationSpec]]:
     """Estimate the bytes of each layer from the first batch, with texts padded to the longest."""
     name, samples = next(iter(data.items()))
-    first = next(iter(samples.batches(batch_size)))
-    outputs = _encoded(network, layers, first, name, task)
-    share = sum(map(len, data.values())) / len(first.samples)
+    first_batch = next(iter(samples.batches(batch_size)))
+    outputs = _encoded(network, layers, first_batch, name, task)
+    scale = sum(map(len, data.values())) / len(first_batch.samples)
     views = {layer: target_view(outputs[layer], view) for layer in layers}
-    sizes = {layer: round(share * activations.values.nbytes) for layer, activations in views.items()}
+    sizes = {layer: round(scale * activations.values.nbytes) for layer, activations in views.items()}
     return sizes, {layer: activations.spec for layer, activations in views.items()}
 
 
@@ -140,18 +140,20 @@ def _run(
         outputs = _encoded(network, layers, batch, name, task)
         check_finite(outputs, batch)
         for layer in layers:
-            seen = target_view(outputs[layer], view)
-            if seen.spec != specs[layer]:
+            viewed = target_view(outputs[layer], view)
+            if viewed.spec != specs[layer]:
                 raise ValueError(
-                    f"detectors require equal sizes, but layer {layer!r} outputs {seen.spec} for sample "
+                    f"detectors require equal sizes, but layer {layer!r} outputs {viewed.spec} for sample "
                     f"{batch.ids[0]!r} of {name} and {specs[layer]} for the first samples"
                 )
-            seen = seen.replace(values=seen.values.clone() if store is None else store.put(seen.values), context={})
-            batches[layer].append(seen)
+            viewed = viewed.replace(
+                values=viewed.values.clone() if store is None else store.put(viewed.values), context={}
+            )
+            batches[layer].append(viewed)
     if store is not None:
         (layer,) = layers  # a file has one layer
         device = batches[layer][0].values.device
-        stored = [seen.replace(values=values) for seen, values in zip(batches[layer], store.all(), strict=True)]
+        stored = [viewed.replace(values=values) for viewed, values in zip(batches[layer], store.all(), strict=True)]
         return {layer: _OnDevice(stored, device)}
     return {**batches}
 
@@ -162,7 +164,9 @@ def _gathered(batches: Iterable[Representation], processes: Processes) -> Iterab
         return batches
     device = next(iter(batches)).values.device
     return [
-        batch for part in processes.gather([batch.to("cpu") for batch in batches]) for batch in _OnDevice(part, device)
+        batch
+        for gathered in processes.gather([batch.to("cpu") for batch in batches])
+        for batch in _OnDevice(gathered, device)
     ]
 
 
@@ -192,8 +196,8 @@ class _Flat:
         """Map all tensors into memory, in order."""
         flat = self._store.rows()
         return [
-            part.view(shape)
-            for part, shape in zip(flat.split([shape.numel() for shape in self._shapes]), self._shapes, strict=True)
+            piece.view(shape)
+            for piece, shape in zip(flat.split([shape.numel() for shape in self._shapes]), self._shapes, strict=True)
         ]
 
 
@@ -205,18 +209,20 @@ def residuals(collected: CollectedPair) -> Mapping[str, Sequence[Tensor]]:
     """
     pair, samples = collected.pair, collected.samples.a
     layers = registries.matchers.build("lstsq").match(collected).layers
-    best = {
+    best_cell = {
         lb: max(into, key=lambda cell: layers[cell].body.fitted["r2"])
         for lb in pair.layers_b
         if (into := [cell for cell in layers if cell[1] == lb])
     }
     donors = samples.select(donors_among(samples.ids, collected.run.seed))
-    residuals_of: dict[str, list[Tensor]] = {lb: [] for lb in best}
+    residuals_of: dict[str, list[Tensor]] = {lb: [] for lb in best_cell}
     for batch in donors.batches(DONORS // 4):
         ran = pair.run(batch)
-        for lb, (la, _) in best.items():
-            viewed, mapped = target_view(ran.y[lb], pair.pooling), layers[la, lb](ran.x[la])
-            left = viewed.replace(values=stitched_view(mapped, pair.pooling).values.to(viewed.values) - viewed.values)
-            counts = torch.bincount(left.row_samples("none", prefix=True), minlength=left.batch).tolist()
-            residuals_of[lb] += left.rows("none", prefix=True).double().split(counts)
+        for lb, (la, _) in best_cell.items():
+            activations, mapped = target_view(ran.y[lb], pair.pooling), layers[la, lb](ran.x[la])
+            residual = activations.replace(
+                values=stitched_view(mapped, pair.pooling).values.to(activations.values) - activations.values
+            )
+            counts = torch.bincount(residual.row_samples("none", prefix=True), minlength=residual.batch).tolist()
+            residuals_of[lb] += residual.rows("none", prefix=True).double().split(counts)
     return residuals_of

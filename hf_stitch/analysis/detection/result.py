@@ -113,8 +113,8 @@ class Detection(Result):
         if "coloured" in self.doses:
             controls["noise"] = self.doses["coloured"][:, -1]
         reasons = {
-            layer: failed({name: values[place] for name, values in controls.items()}, self.min_auroc)
-            for place, layer in enumerate(self.layers)
+            layer: failed({name: values[index] for name, values in controls.items()}, self.min_auroc)
+            for index, layer in enumerate(self.layers)
         }
         for layer, failure in reasons.items():
             if failure and (reason := self.undefined.get(f"{layer} with coloured noise {DOSES[-1]:g}")) is not None:
@@ -131,15 +131,15 @@ class Detection(Result):
 
     def of(self, matcher: str, layer: str, name: str) -> Detection:
         """Return the results for one matcher at one layer."""
-        place = [self.layers.index(layer)]
-        mine = (f"{matcher}: ", f"{layer} ", f"{layer},")
-        figures = {figure: values[:, place] for figure, values in self.figures[matcher].items()}
+        index = [self.layers.index(layer)]
+        prefixes = (f"{matcher}: ", f"{layer} ", f"{layer},")
+        figures = {figure: values[:, index] for figure, values in self.figures[matcher].items()}
         return Detection(
             self.detector, (layer,), self.two_sided, {name: figures},
-            {kind: values[place] for kind, values in self.doses.items()},
-            {control: values[place] for control, values in self.controls.items()},
-            {description: reason for description, reason in self.undefined.items() if description.startswith(mine)},
-            {name: {part: values[:, place] for part, values in self.histograms.get(matcher, {}).items()}},
+            {kind: values[index] for kind, values in self.doses.items()},
+            {control: values[index] for control, values in self.controls.items()},
+            {description: reason for description, reason in self.undefined.items() if description.startswith(prefixes)},
+            {name: {part: values[:, index] for part, values in self.histograms.get(matcher, {}).items()}},
             self.min_auroc,
         )  # fmt: skip
 
@@ -154,7 +154,7 @@ class Detection(Result):
 
         measured = {
             **self.controls,
-            **{f"{kind} {dose:g}": of[:, i] for kind, of in self.doses.items() for i, dose in enumerate(DOSES)},
+            **{f"{kind} {dose:g}": rows[:, i] for kind, rows in self.doses.items() for i, dose in enumerate(DOSES)},
         }
         return pandas.DataFrame(
             [
@@ -193,9 +193,9 @@ class Detection(Result):
             "layer", *self.controls, *(f"noise {dose:g}" for dose in DOSES),
             title=f"AUROC, {self.detector}, {'two' if self.two_sided else 'one'}-sided", title_justify="left",
         )  # fmt: skip
-        for place, layer in enumerate(self.layers):
-            controls = (str(Score(*map(float, values[place]))) for values in self.controls.values())
-            noise = (f"{value:.3f}" for value in self.doses["coloured"][place, :, 0])
+        for index, layer in enumerate(self.layers):
+            controls = (str(Score(*map(float, values[index]))) for values in self.controls.values())
+            noise = (f"{value:.3f}" for value in self.doses["coloured"][index, :, 0])
             table.add_row(Text(layer), *map(Text, controls), *noise)
         table.caption = self.caution or None
         return table

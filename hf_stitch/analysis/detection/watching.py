@@ -25,6 +25,7 @@ from hf_stitch.tasks.base import Task
 
 Array = NDArray[np.float64]
 FITTED = "the data that detectors are fitted to"
+"""Key of the samples of the fit, and their name in messages."""
 Seen = Mapping[str, NDArray[np.floating]]
 """Records of activations: label of a detector -> ``(n,)`` scores; ``rows.<reads>`` -> ``(n, positions, d)`` rows, for
 detectors that learn from stitched activations."""
@@ -116,11 +117,13 @@ def crossfitted(
 ) -> tuple[Array, Array]:
     """Fit a detector to one half of usual and of strange rows and score the second half, and the reverse."""
     scores = np.empty(len(strange)), np.empty(len(usual))
-    for half in (False, True):
-        fitted_own, fitted_strange = (_as_batch(x[f == half]) for x, f in zip((usual, strange), split, strict=True))
-        scorer = detector.fit([fitted_own], auxiliary=[fitted_strange])
-        for target_scores, rows, fold in zip(scores, (strange, usual), reversed(split), strict=True):
-            target_scores[fold != half] = scorer.score(_as_batch(rows[fold != half])).cpu().numpy()
+    for fit_fold in (False, True):
+        fit_usual, fit_strange = (_as_batch(x[f == fit_fold]) for x, f in zip((usual, strange), split, strict=True))
+        scorer = detector.fit([fit_usual], auxiliary=[fit_strange])
+        for target_scores, rows, sample_folds in zip(scores, (strange, usual), reversed(split), strict=True):
+            target_scores[sample_folds != fit_fold] = (
+                scorer.score(_as_batch(rows[sample_folds != fit_fold])).cpu().numpy()
+            )
     return scores
 
 
@@ -148,10 +151,10 @@ def fit_watch(
     if not detectors:
         return watch
     outliers_used = outliers if any(d.auxiliary == "outliers" for d in detectors.values()) else None
-    every = {FITTED: samples, "auxiliary_data": outliers_used, "far_data": far}
-    data = {name: source for name, source in every.items() if source is not None}
-    for layer, of in recorded(network, layers, data, view, run, task):
-        batches = dict(zip(data, of, strict=True))
+    all_data = {FITTED: samples, "auxiliary_data": outliers_used, "far_data": far}
+    data = {name: source for name, source in all_data.items() if source is not None}
+    for layer, batches_of_data in recorded(network, layers, data, view, run, task):
+        batches = dict(zip(data, batches_of_data, strict=True))
         scorers: dict[str, Scorer] = {}
         try:
             noise = Noise.of(batches[FITTED], samples.ids, run.seed, (residuals or {}).get(layer, ()))
@@ -165,12 +168,12 @@ def fit_watch(
                 scorers[label] = detector.fit(batches[FITTED], labels, batches.get("auxiliary_data"))
             except ValueError as error:
                 raise ValueError(f"detector {label} at layer {layer!r} of the target: {error}") from error
-        seen: dict[str, Seen] = {"far_data": {}}
+        records_of_data: dict[str, Seen] = {"far_data": {}}
         for name in data.keys() - {"auxiliary_data"}:
             ids = iter(data[name].ids)
-            parts = [watch.records_of(scorers, batch, [*islice(ids, batch.batch)]) for batch in batches[name]]
-            seen[name] = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-        watch.layers[layer] = Layer(noise, scorers, seen[FITTED], seen["far_data"])
+            records = [watch.records_of(scorers, batch, [*islice(ids, batch.batch)]) for batch in batches[name]]
+            records_of_data[name] = {key: np.concatenate([record[key] for record in records]) for key in records[0]}
+        watch.layers[layer] = Layer(noise, scorers, records_of_data[FITTED], records_of_data["far_data"])
     return watch
 
 

@@ -124,10 +124,9 @@ def candidates(
         variants = (
             [(options, None)] if options else _variants(name, auto=map == "auto", width=min(old_width, new_width))
         )
+        collects_rows = matcher_class.collects == "rows"
         for map_direction in directions:
-            if map_direction == "adjoint" and (
-                (matcher_class.collects == "rows" and name != "retrieval") or name == "identity"
-            ):
+            if map_direction == "adjoint" and (name == "identity" or (collects_rows and name != "retrieval")):
                 if direction == "adjoint" and map != "auto":
                     raise ValueError(f"{name} does not support direction 'adjoint'; use 'index' or 'query'")
                 continue  # the adjoint of the identity is the identity on queries

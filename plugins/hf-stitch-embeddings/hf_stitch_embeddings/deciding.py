@@ -402,9 +402,8 @@ def calibrate(
     """
     predictions, recalls = np.asarray(predicted, float), np.asarray(true, float)
     if predictions.shape != recalls.shape or predictions.ndim != 1:
-        raise ValueError(
-            f"predicted and true must have the same 1-d shape, got {predictions.shape} and {recalls.shape}"
-        )
+        shapes = f"{predictions.shape} and {recalls.shape}"
+        raise ValueError(f"predicted and true must have the same 1-d shape, got {shapes}")
     group_ids = np.arange(len(predictions)) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
     if len(set(group_ids.tolist())) < 2:
         raise ValueError("calibrate requires at least two pairs of encoders")
@@ -413,15 +412,12 @@ def calibrate(
         errors = predictions[rows] - recalls[rows]
         return float(errors.mean() if kind == "mean" else np.quantile(errors, 0.9))
 
-    decisions = [
-        bool(prediction - margin(group_ids != group) >= threshold - 1e-9)
-        for prediction, group in zip(predictions, group_ids, strict=True)
-    ]
+    margins = np.array([margin(group_ids != group) for group in group_ids])
+    decisions = [bool(go) for go in predictions - margins >= threshold - 1e-9]
     truths = [bool(recall >= threshold) for recall in recalls]
     above, below = predictions[truths], predictions[[not reached for reached in truths]]
-    wins = (
-        (above[:, None] > below).mean() + (above[:, None] == below).mean() / 2 if len(above) and len(below) else np.nan
-    )
+    higher, equal = above[:, None] > below, above[:, None] == below
+    auc = higher.mean() + equal.mean() / 2 if higher.size else np.nan
     accuracy = float(np.mean([a == b for a, b in zip(decisions, truths, strict=True)]))
     final_margin = margin(np.full(len(predictions), True))
-    return Calibration(final_margin, decisions, truths, float(np.mean(truths)), accuracy, float(wins), threshold)
+    return Calibration(final_margin, decisions, truths, float(np.mean(truths)), accuracy, float(auc), threshold)

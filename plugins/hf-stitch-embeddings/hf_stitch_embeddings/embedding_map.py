@@ -345,13 +345,7 @@ class EmbeddingMap:
         }[self.direction]
         record, scores = plain(self.record), plain(self.scores)
         lead = "No map beats the old model: keep it." if self.keeps_old else f"The map applies to {inputs}."
-        lines = [
-            BEGIN,
-            "## Embedding map",
-            "",
-            f"{lead} Metric: {plain(self.metric)}. Map: {plain(self.name)}.",
-            "",
-        ]
+        lines = [BEGIN, "## Embedding map", "", f"{lead} Metric: {plain(self.metric)}. Map: {plain(self.name)}.", ""]
         if verdict_sentence := (record.get("verdict") or {}).get("sentence"):
             lines += [f"**{verdict_sentence}**", ""]
         if report := scores.get("report"):

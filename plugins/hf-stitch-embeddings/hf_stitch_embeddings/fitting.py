@@ -201,12 +201,10 @@ def fit_embedding_map(
         embedding_map.scores["pairs"] = _recall_by_pairs(best, embedding_map, pairs, fit_and_choose, parts.report, seed)
     embedding_map.record["use_all"] = use_all
     if use_all and not embedding_map.keeps_old:
-        refitted = Fits(pairs, metric=metric, seed=seed).map(best)
-        refitted.record.update(
-            {key: value for key, value in embedding_map.record.items() if key not in refitted.record}
-        )
-        refitted.recipe["versions"], refitted.scores = embedding_map.recipe["versions"], embedding_map.scores
-        embedding_map = refitted
+        refit = Fits(pairs, metric=metric, seed=seed).map(best)
+        refit.record.update({key: value for key, value in embedding_map.record.items() if key not in refit.record})
+        refit.recipe["versions"], refit.scores = embedding_map.recipe["versions"], embedding_map.scores
+        embedding_map = refit
     embedding_map.record["scores"] = embedding_map.scores
     embedding_map.record["verdict"] = verdict(embedding_map).to_dict()
     return embedding_map

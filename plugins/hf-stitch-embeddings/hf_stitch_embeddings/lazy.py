@@ -113,10 +113,10 @@ class LazyUpgrade:
         if not with_text:
             return
         fresh = normalized(encode(self.encoder, [text for text, _ in with_text]))
-        stored_vectors = [vector for _, vector in with_text]
+        rows = [vector for _, vector in with_text]
         alike = [
             len(a) == len(b) and float(a @ normalized(b[None])[0]) > SAME_COSINE
-            for a, b in zip(fresh, stored_vectors, strict=True)
+            for a, b in zip(fresh, rows, strict=True)
         ]
         if not any(alike):
             self._db.close()

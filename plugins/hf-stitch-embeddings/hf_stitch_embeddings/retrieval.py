@@ -218,10 +218,7 @@ def measure(
     reranks = 10 in ks and pool >= LEAST_RERANKED
     min_sizes = {f"recall@{k}": min(4 * k, pool) for k in ks} | ({"reranked@10": 2 * RERANKED} if reranks else {})
     values: dict[str, dict[str, Floats]] = {
-        name: {
-            f: np.array([[0.0 if size >= least else np.nan] * count for size in sizes])
-            for f, least in min_sizes.items()
-        }
+        name: {f: np.array([[0.0 if size >= n else np.nan] * count for size in sizes]) for f, n in min_sizes.items()}
         for name in systems
     }
     if inside is not None:

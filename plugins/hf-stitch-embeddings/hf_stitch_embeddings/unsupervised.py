@@ -149,10 +149,8 @@ class Unsupervised(UnpairedMatcher):
             nearest = agreement[central].topk(self.starts // 2 + 1).indices
             stability = agreement[central, nearest[nearest != central]].mean().item()
             if best is None or stability > best[0]:
-                left, right = (
-                    torch.cat(parts) for parts in zip(*(centre_pairs[i] for i in nearest.tolist()), strict=True)
-                )
-                best = stability, count, (left, right)
+                x_centres, y_centres = zip(*(centre_pairs[i] for i in nearest.tolist()), strict=True)
+                best = stability, count, (torch.cat(x_centres), torch.cat(y_centres))
         assert best is not None
         pairs, rotation = self._refine_pairs(best[2], x, y, seed, whole=True)
         return _Candidate(pairs, rotation, best[1], best[0])
@@ -175,7 +173,8 @@ class Unsupervised(UnpairedMatcher):
             torch.from_numpy(KMeans(count, n_init=KMEANS, random_state=seed).fit(rows.numpy()).cluster_centers_)
             for rows in (x, y)
         ]
-        permutation, _ = match_by_similarity(_standardised(centres[0]), _standardised(centres[1]), self.restarts, seed)
+        x_cosines, y_cosines = map(_standardise_similarities, centres)
+        permutation, _ = match_by_similarity(x_cosines, y_cosines, self.restarts, seed)
         return centres[0], centres[1][permutation]
 
 
@@ -204,13 +203,11 @@ def match_by_similarity(a: Tensor, b: Tensor, restarts: int, seed: int) -> tuple
         permuted_b = b[current[:, :, None], current[:, None, :]]
         products = a @ permuted_b
         aligned = products.diagonal(dim1=1, dim2=2)
-        a_diagonal, b_diagonal = a.diagonal(), permuted_b.diagonal(dim1=1, dim2=2)
+        a_ii, b_ii = a.diagonal(), permuted_b.diagonal(dim1=1, dim2=2)
         gain = products + products.mT - aligned[:, :, None] - aligned[:, None, :]
         # Subtract the terms of the two exchanged clusters, which the products include.
-        gain -= (a_diagonal[:, None] - a) * (permuted_b - b_diagonal[:, :, None]) + (a - a_diagonal) * (
-            b_diagonal[:, None, :] - permuted_b
-        )
-        gain = 2 * gain + (a_diagonal[:, None] - a_diagonal) * (b_diagonal[:, None, :] - b_diagonal[:, :, None])
+        gain -= (a_ii[:, None] - a) * (permuted_b - b_ii[:, :, None]) + (a - a_ii) * (b_ii[:, None, :] - permuted_b)
+        gain = 2 * gain + (a_ii[:, None] - a_ii) * (b_ii[:, None, :] - b_ii[:, :, None])
         best, exchange = gain[:, first, second].max(1)
         improved = best > tolerance
         active, i, j = active[improved], first[exchange[improved]], second[exchange[improved]]
@@ -219,7 +216,7 @@ def match_by_similarity(a: Tensor, b: Tensor, restarts: int, seed: int) -> tuple
     return permutations[sums.argmax()], sums.max().item()
 
 
-def _standardised(centres: Tensor) -> Tensor:
+def _standardise_similarities(centres: Tensor) -> Tensor:
     """Return the cosines between centred centres, standardised to mean 0 and variance 1, with a zero diagonal."""
     rows = unit_rows(centres - centres.mean(0))
     cosines, off_diagonal = rows @ rows.T, ~torch.eye(len(rows), dtype=torch.bool)

@@ -127,10 +127,8 @@ def _concatenate(items: Iterator[Any], name: str) -> Vectors:
 
 def _stack_rows(rows: Any, name: str) -> Vectors:
     """Stack row objects into a matrix."""
-    if empty_rows := [index for index, row in enumerate(rows) if row is None]:
-        raise ValueError(
-            f"{name} have {len(empty_rows)} empty rows, e.g. row {empty_rows[0]}; remove them on both sides"
-        )
+    if empty := [index for index, row in enumerate(rows) if row is None]:
+        raise ValueError(f"{name} have {len(empty)} empty rows, e.g. row {empty[0]}; remove them on both sides")
     arrays = [_row(row, name) for row in rows]
     if len(row_shapes := {row_array.shape for row_array in arrays}) > 1:
         raise ValueError(f"rows of {name} must have the same shape, got {sorted(row_shapes)[:5]}")
@@ -317,9 +315,8 @@ def check_lengths(vectors: Vectors, fit_range: Sequence[float], name: str) -> No
     actual = f"{name} have lengths from {norms.min():.3g} to {norms.max():.3g}"
     if _all_unit(np.array(fit_range)):
         if not _all_unit(norms):
-            raise ValueError(
-                f"the map was fitted to vectors of length 1 ± {UNIT_TOLERANCE}, but {actual}; normalise them first"
-            )
+            unit = f"vectors of length 1 ± {UNIT_TOLERANCE}"
+            raise ValueError(f"the map was fitted to {unit}, but {actual}; normalise them first")
     elif _all_unit(norms) and (norms.size >= MIN_UNIT_ROWS or not low <= 1 <= high):
         raise ValueError(
             f"{name} have length 1, but the map was fitted to unnormalised vectors: normalise the pairs and refit, or "

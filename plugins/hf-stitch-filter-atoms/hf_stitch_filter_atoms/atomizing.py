@@ -91,12 +91,12 @@ class FilterAtomsRewrite(Rewrite):
         convs = {name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
         if not convs:
             raise ValueError(f"{type(model).__name__} must have a convolution (nn.Conv2d) to atomize")
-        chosen = convs if self.layers is None else _select(model, self.layers, convs)
-        for name, module in chosen.items():
+        selected = convs if self.layers is None else _select(model, self.layers, convs)
+        for name, module in selected.items():
             if isinstance(module, AtomConv2d):
                 raise ValueError(f"layer {name!r} is already atomized; call deatomize first")
-        _check_weights(model, chosen)
-        return chosen
+        _check_weights(model, selected)
+        return selected
 
 
 def atomize(model: nn.Module, atoms: int | None = None, layers: Iterable[str] | None = None) -> Truncation:
@@ -166,8 +166,8 @@ def deatomize(model: nn.Module) -> None:
     """
     for conv in atomized(model).values():
         take_atoms(conv)
-    others = [record for record in rewrites_of(model) if record["name"] != FilterAtomsRewrite.name]
-    setattr(model, ATTRIBUTE, others)
+    other_rewrites = [record for record in rewrites_of(model) if record["name"] != FilterAtomsRewrite.name]
+    setattr(model, ATTRIBUTE, other_rewrites)
 
 
 def atomized(model: nn.Module) -> dict[str, AtomConv2d]:
@@ -209,8 +209,8 @@ def relative_error(weight: torch.Tensor, conv: AtomConv2d) -> float:
 def _select(model: nn.Module, names: Iterable[str], convs: Mapping[str, nn.Conv2d]) -> dict[str, nn.Conv2d]:
     """Look up convolutions by any of their names, and return them by their first name."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    first = {module: name for name, module in convs.items()}
-    chosen = {}
+    first_names = {module: name for name, module in convs.items()}
+    selected = {}
     for name in names:
         module = modules.get(name)
         if module is None:
@@ -218,24 +218,24 @@ def _select(model: nn.Module, names: Iterable[str], convs: Mapping[str, nn.Conv2
             raise ValueError(f"layer {name!r} does not exist; the convolutions of the network: {listing}")
         if not isinstance(module, nn.Conv2d):
             raise ValueError(f"layer {name!r} must be an nn.Conv2d, got {type(module).__name__}")
-        chosen[first[module]] = module
-    return chosen
+        selected[first_names[module]] = module
+    return selected
 
 
-def _check_weights(model: nn.Module, chosen: Mapping[str, nn.Conv2d]) -> None:
+def _check_weights(model: nn.Module, selected: Mapping[str, nn.Conv2d]) -> None:
     owners: dict[int, set[str]] = defaultdict(set)
     for module_name, module in model.named_modules():
         for parameter_name, parameter in module._parameters.items():
             owners[id(parameter)].add(f"{module_name}.{parameter_name}".lstrip("."))
-    for name, conv in chosen.items():
+    for name, conv in selected.items():
         weight = conv._parameters.get("weight")
         if weight is None:
             raise ValueError(f"the weight of layer {name!r} has a parametrization; remove it first")
         if is_lazy(weight):
             raise ValueError(f"the weight of layer {name!r} is not initialized; run the network once first")
-        taken = [part for part in ("atoms", "coefficients") if hasattr(conv, part)]
-        if taken:
-            raise ValueError(f"layer {name!r} ({type(conv).__name__}) already has an attribute {taken[0]!r}")
+        existing = [attribute for attribute in ("atoms", "coefficients") if hasattr(conv, attribute)]
+        if existing:
+            raise ValueError(f"layer {name!r} ({type(conv).__name__}) already has an attribute {existing[0]!r}")
         if len(owners[id(weight)]) > 1:
             raise ValueError(
                 f"{' and '.join(sorted(owners[id(weight)]))} share a parameter, which atomizing would separate; copy "

@@ -47,16 +47,17 @@ def share_coefficients(models: Sequence[nn.Module], reference: nn.Module | None 
     check_same_layers([*layers, *([atomized(reference)] if reference is not None else [])])
     shared = {
         name: (
-            _common([_filters(convs[name]) for convs in layers], layers[0][name])
+            _common_coefficients([_filters(convs[name]) for convs in layers], layers[0][name])
             if reference is None
             else atomized(reference)[name].coefficients.detach().clone()
         )
         for name in layers[0]
     }
-    before = [{name: _filters(conv) for name, conv in convs.items()} for convs in layers]  # a network may occur twice
+    # Compute all weights first, because a network may occur twice.
+    original = [{name: _filters(conv) for name, conv in convs.items()} for convs in layers]
     return [
         Truncation({name: _replace_coefficients(conv, shared[name], weights[name]) for name, conv in convs.items()})
-        for convs, weights in zip(layers, before, strict=True)
+        for convs, weights in zip(layers, original, strict=True)
     ]
 
 
@@ -86,7 +87,7 @@ def train_atoms_only(model: nn.Module, also: Iterable[str] = ()) -> list[nn.Para
     """
     if isinstance(also, str):
         raise ValueError(f"also must be a list of module names, got the string {also!r}")
-    chosen = {id(conv.atoms) for conv in atomized(model).values()}
+    trainable_ids = {id(conv.atoms) for conv in atomized(model).values()}
     modules = dict(model.named_modules(remove_duplicate=False))
     for name in also:
         if name not in modules:
@@ -94,9 +95,9 @@ def train_atoms_only(model: nn.Module, also: Iterable[str] = ()) -> list[nn.Para
         parameter_ids = [id(parameter) for parameter in modules[name].parameters()]
         if not parameter_ids:
             raise ValueError(f"module {name!r} must have parameters")
-        chosen.update(parameter_ids)
+        trainable_ids.update(parameter_ids)
     for parameter in model.parameters():
-        parameter.requires_grad_(id(parameter) in chosen)
+        parameter.requires_grad_(id(parameter) in trainable_ids)
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
@@ -109,13 +110,13 @@ def check_same_layers(layers: Sequence[dict[str, AtomConv2d]]) -> None:
     first = layers[0]
     for convs in layers[1:]:
         if first.keys() != convs.keys():
-            odd = sorted(first.keys() ^ convs.keys())[0]
-            raise ValueError(f"all networks must have atoms at layer {odd!r}")
+            missing = sorted(first.keys() ^ convs.keys())[0]
+            raise ValueError(f"all networks must have atoms at layer {missing!r}")
         for name, conv in first.items():
-            ours, theirs = ((*c.coefficients.shape, *c.kernel_size) for c in (conv, convs[name]))
-            if ours != theirs:
+            expected, actual = ((*c.coefficients.shape, *c.kernel_size) for c in (conv, convs[name]))
+            if expected != actual:
                 raise ValueError(
-                    f"layer {name!r} must have equal (out, in / groups, atoms, kernel), got {ours} and {theirs}"
+                    f"layer {name!r} must have equal (out, in / groups, atoms, kernel), got {expected} and {actual}"
                 )
 
 
@@ -124,14 +125,14 @@ def _filters(conv: AtomConv2d) -> Tensor:
     return conv.coefficients.detach().cpu().double().flatten(0, 1) @ conv.atoms.detach().cpu().double().flatten(1)
 
 
-def _common(filters: Sequence[Tensor], like: AtomConv2d) -> Tensor:
+def _common_coefficients(filters: Sequence[Tensor], reference: AtomConv2d) -> Tensor:
     """Return the orthonormal coefficients that approximate all filters best, from the Gram matrix of their columns."""
     stacked = torch.cat(list(filters), 1)
-    count = like.coefficients.shape[2]
+    count = reference.coefficients.shape[2]
     directions = torch.linalg.eigh(stacked.T @ stacked).eigenvectors.flip(1)[:, :count]
     columns = torch.linalg.qr(stacked @ directions).Q
     columns = nn.functional.pad(columns, (0, count - columns.shape[1]))  # fewer filters than atoms
-    return columns.view(like.coefficients.shape).to(like.coefficients)
+    return columns.view(reference.coefficients.shape).to(reference.coefficients)
 
 
 def _replace_coefficients(conv: AtomConv2d, coefficients: Tensor, weight: Tensor) -> float:

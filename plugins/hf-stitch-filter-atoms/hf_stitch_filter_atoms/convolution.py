@@ -149,8 +149,8 @@ def base_class(conv: AtomConv2d) -> type[nn.Conv2d]:
     Returns:
         ``nn.Conv2d`` or a subclass.
     """
-    above = type(conv).__mro__
-    return cast("type[nn.Conv2d]", above[above.index(AtomConv2d) + 1])
+    classes = type(conv).__mro__
+    return cast("type[nn.Conv2d]", classes[classes.index(AtomConv2d) + 1])
 
 
 def give_atoms(conv: nn.Conv2d, count: int) -> AtomConv2d:
@@ -188,17 +188,17 @@ def _split(conv: nn.Conv2d, count: int) -> None:
     """Replace the parameter ``weight`` by ``atoms`` and ``coefficients``."""
     weight = cast("nn.Parameter", conv._parameters["weight"])
     coefficients, atoms = decompose(weight, count)
-    parts = {"atoms": atoms, "coefficients": coefficients}
-    _exchange(conv, "weight", {k: nn.Parameter(v, requires_grad=weight.requires_grad) for k, v in parts.items()})
+    tensors = {"atoms": atoms, "coefficients": coefficients}
+    _exchange(conv, "weight", {k: nn.Parameter(v, requires_grad=weight.requires_grad) for k, v in tensors.items()})
 
 
 def _join(conv: AtomConv2d) -> None:
     """Replace the parameters ``atoms`` and ``coefficients`` by ``weight``."""
-    learns = conv.atoms.requires_grad or conv.coefficients.requires_grad
+    requires_grad = conv.atoms.requires_grad or conv.coefficients.requires_grad
     with torch.no_grad():
         product = compose(conv.coefficients.double(), conv.atoms.double()).to(conv.atoms)
     del conv._parameters["atoms"]
-    _exchange(conv, "coefficients", {"weight": nn.Parameter(product, requires_grad=learns)})
+    _exchange(conv, "coefficients", {"weight": nn.Parameter(product, requires_grad=requires_grad)})
 
 
 def _exchange(conv: nn.Conv2d, old: str, new: dict[str, nn.Parameter]) -> None:
@@ -209,5 +209,5 @@ def _exchange(conv: nn.Conv2d, old: str, new: dict[str, nn.Parameter]) -> None:
 
 
 def _empty(base: type[nn.Conv2d]) -> AtomConv2d:
-    kind = atom_class(base)
-    return kind.__new__(kind)
+    convolution_class = atom_class(base)
+    return convolution_class.__new__(convolution_class)

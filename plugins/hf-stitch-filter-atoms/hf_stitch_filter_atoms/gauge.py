@@ -13,13 +13,13 @@ from hf_stitch.metrics import NotComparable
 from hf_stitch_filter_atoms.atomizing import atomized
 from hf_stitch_filter_atoms.coefficients import check_same_layers
 from hf_stitch_filter_atoms.convolution import AtomConv2d
-from hf_stitch_filter_atoms.reading import share_of_rounding
+from hf_stitch_filter_atoms.reading import rounding_share
 
 GRID = 33
 """Number of scales in a grid; for conditions above 10, for each power of 10."""
 ALTERNATIONS = 300
 """Maximum number of steps towards the local optimum of each scale, each with one Dinkelbach step."""
-SAME = 1e-6
+MERGE_DISTANCE = 1e-6
 """Scales with logarithms that differ by less are merged."""
 ZOOMS = 10
 """Number of refinements of the grid, each by half of its size."""
@@ -60,19 +60,19 @@ def set_gauge(models: Sequence[nn.Module], gauge: Literal["orthonormal_coefficie
     reference = atomized(gauge) if isinstance(gauge, nn.Module) else None
     _check_shared([*layers, *([reference] if reference else [])])
     _check_separate(layers)
-    moves = {
+    gauge_matrices = {
         name: _to_orthonormal_coefficients(name, conv)
         if reference is None
         else _to_orthonormal_atoms(name, reference[name])
         for name, conv in layers[0].items()
     }
     coefficients = {
-        name: _in_double(conv.coefficients) @ torch.linalg.inv(moves[name]) for name, conv in layers[0].items()
+        name: _in_double(conv.coefficients) @ torch.linalg.inv(gauge_matrices[name]) for name, conv in layers[0].items()
     }
     with torch.no_grad():
-        for name, move in moves.items():
+        for name, matrix in gauge_matrices.items():
             for atoms in {id(convs[name].atoms): convs[name].atoms for convs in layers}.values():  # without repetition
-                atoms.copy_((move @ _in_double(atoms).flatten(1)).view_as(atoms))
+                atoms.copy_((matrix @ _in_double(atoms).flatten(1)).view_as(atoms))
             for convs in layers:
                 convs[name].coefficients.copy_(coefficients[name])
 
@@ -173,18 +173,18 @@ def _greatest_positive(a: Tensor, b: Tensor, c: Tensor, bound: float) -> Tensor:
     """Return P of the maximum ratio, if it is not negative: the maximum over s of the maximum over P."""
     count = max(GRID, math.ceil(GRID * math.log10(bound) / 2))
     scales = _grid(-math.log(bound) / 2, math.log(bound) / 2, a, count)
-    optima = _of_scales(scales, a, b, c, bound)[1]
+    optima = _optima_of_scales(scales, a, b, c, bound)[1]
     for _ in range(ALTERNATIONS):
-        before, (scales, optima) = scales, _distinct(_best_scale(optima, a, b), optima)
-        if len(scales) == len(before) and bool(((scales - before).abs() < SAME).all()):
+        previous_scales, (scales, optima) = scales, _drop_near_duplicates(_best_scale(optima, a, b), optima)
+        if len(scales) == len(previous_scales) and bool(((scales - previous_scales).abs() < MERGE_DISTANCE).all()):
             break
-        optima = _of_scales(scales, a, b, c, bound, start=optima, steps=1)[1]
-    values, optima = _of_scales(scales, a, b, c, bound)
+        optima = _optima_of_scales(scales, a, b, c, bound, start=optima, steps=1)[1]
+    values, optima = _optima_of_scales(scales, a, b, c, bound)
     best = scales[values.argmax()].item()
     width = math.log(bound) / GRID
     for _ in range(ZOOMS):
         scales = _grid(best - width, best + width, a)
-        values, optima = _of_scales(scales, a, b, c, bound)
+        values, optima = _optima_of_scales(scales, a, b, c, bound)
         best, width = scales[values.argmax()].item(), 4 * width / GRID
     return optima[values.argmax()]
 
@@ -194,30 +194,30 @@ def _least_positive(a: Tensor, b: Tensor, c: Tensor, bound: float) -> Tensor:
     middle, width = 0.0, math.log(bound) / 2
     for _ in range(ZOOMS):
         scales = _grid(middle - width, middle + width, a)
-        values, optima = _of_scales(scales, a, b, c, bound, least=True)
+        values, optima = _optima_of_scales(scales, a, b, c, bound, least=True)
         middle, width = scales[values.argmax()].item(), 4 * width / GRID
-    return _between(optima[0], optima[-1], middle, a, b)
+    return _point_on_segment(optima[0], optima[-1], middle, a, b)
 
 
-def _between(first: Tensor, last: Tensor, scale: float, a: Tensor, b: Tensor) -> Tensor:
+def _point_on_segment(first: Tensor, last: Tensor, scale: float, a: Tensor, b: Tensor) -> Tensor:
     """Return the P on a segment with this optimal scale; where the minimum jumps, a mixture of both ends."""
     gaps = [_best_scale(p[None], a, b).item() - scale for p in (first, last)]
     if gaps[0] * gaps[1] >= 0:
         return min((first, last), key=lambda p: abs(_best_scale(p[None], a, b).item() - scale))
     # exp(2 scale) ⟨P, A⟩ − ⟨P, B⟩ is linear along the segment.
     ends = [(math.exp(2 * scale) * (p * a).sum() - (p * b).sum()).item() for p in (first, last)]
-    share = ends[0] / (ends[0] - ends[1])
-    return (1 - share) * first + share * last
+    fraction = ends[0] / (ends[0] - ends[1])
+    return (1 - fraction) * first + fraction * last
 
 
 def _grid(low: float, high: float, like: Tensor, count: int = GRID) -> Tensor:
     return torch.linspace(low, high, count, dtype=like.dtype)
 
 
-def _distinct(scales: Tensor, optima: Tensor) -> tuple[Tensor, Tensor]:
+def _drop_near_duplicates(scales: Tensor, optima: Tensor) -> tuple[Tensor, Tensor]:
     """Return sorted scales without near-duplicates, and their P."""
     scales, order = scales.sort()
-    is_new = torch.cat([torch.ones(1, dtype=torch.bool), scales.diff() > SAME])
+    is_new = torch.cat([torch.ones(1, dtype=torch.bool), scales.diff() > MERGE_DISTANCE])
     return scales[is_new], optima[order][is_new]
 
 
@@ -226,7 +226,7 @@ def _best_scale(p: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return ((p * b).sum((-2, -1)) / (p * a).sum((-2, -1))).log() / 2
 
 
-def _of_scales(
+def _optima_of_scales(
     scales: Tensor, a: Tensor, b: Tensor, c: Tensor, bound: float, least: bool = False, start: Tensor | None = None,
     steps: int = 50,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -238,19 +238,19 @@ def _of_scales(
     sign = -1 if least else 1
     for _ in range(steps):
         p = _extreme(sign * (c - ratio[:, None, None] * e), bound)
-        following = (p * c).sum((1, 2)) / (p * e).sum((1, 2))
-        done = bool((sign * (following - ratio) <= 1e-14).all())  # monotone, with quadratic convergence
-        ratio = following
-        if done:
+        next_ratio = (p * c).sum((1, 2)) / (p * e).sum((1, 2))
+        converged = bool((sign * (next_ratio - ratio) <= 1e-14).all())  # monotone, with quadratic convergence
+        ratio = next_ratio
+        if converged:
             break
     return ratio, p
 
 
 def _extreme(matrix: Tensor, bound: float) -> Tensor:
     """Return the P with the maximum product: ``bound`` on the eigenspace of positive eigenvalues, 1 elsewhere."""
-    values, vectors = torch.linalg.eigh(matrix)
-    chosen = torch.ones_like(values).masked_fill(values > 0, bound)
-    return (vectors * chosen[..., None, :]) @ vectors.mT
+    eigenvalues, vectors = torch.linalg.eigh(matrix)
+    new_eigenvalues = torch.ones_like(eigenvalues).masked_fill(eigenvalues > 0, bound)
+    return (vectors * new_eigenvalues[..., None, :]) @ vectors.mT
 
 
 def _in_double(tensor: Tensor) -> Tensor:
@@ -287,11 +287,11 @@ def _to_orthonormal_atoms(name: str, conv: AtomConv2d) -> Tensor:
 
 
 def _scaling(name: str, columns: Tensor, label: str) -> Tensor:
-    _, values, right = torch.linalg.svd(_in_double(columns), full_matrices=False)
-    rank = int((values > values.max() * share_of_rounding(columns.dtype)).sum())
+    _, singular_values, right = torch.linalg.svd(_in_double(columns), full_matrices=False)
+    rank = int((singular_values > singular_values.max() * rounding_share(columns.dtype)).sum())
     if rank < columns.shape[1]:
         raise ValueError(
             f"layer {name!r}: only {rank} of {columns.shape[1]} {label} are linearly independent; use fewer atoms for "
             f"this layer: atomize(model, atoms={max(1, rank)}, layers=[{name!r}]), and a second call for the rest"
         )
-    return (right.T * values) @ right
+    return (right.T * singular_values) @ right

@@ -13,7 +13,7 @@ from hf_stitch.metrics import NotComparable, WeightMetric
 from hf_stitch.options import checked
 from hf_stitch.papers import Paper
 from hf_stitch.statistics import Weights
-from hf_stitch_filter_atoms.patches import loaded
+from hf_stitch_filter_atoms.patches import load_cached
 from hf_stitch_filter_atoms.reading import (
     angle,
     check_shared,
@@ -21,8 +21,8 @@ from hf_stitch_filter_atoms.reading import (
     cosine,
     hash_of,
     in_double,
+    rounding_share,
     shape_of,
-    share_of_rounding,
     spatial,
 )
 
@@ -56,7 +56,7 @@ def _filter_gram(x: Weights, y: Weights) -> float:
     return cosine(x.layer, x.tensors["gram"], y.tensors["gram"])
 
 
-class _OfConvolutions(WeightMetric):
+class _ConvolutionMetric(WeightMetric):
     """Base class of metrics that report differing properties and non-finite values of two convolutions."""
 
     def check_shared(self, a: Weights, b: Weights) -> None:
@@ -64,7 +64,7 @@ class _OfConvolutions(WeightMetric):
         check_shared(a, b)
 
 
-class FilterAtoms(_OfConvolutions):
+class FilterAtoms(_ConvolutionMetric):
     """S_Atom: cosine of the filter atoms of two networks with shared atom coefficients.
 
     Atoms are compared by position and order in the gauge of the option: ``"trained"`` uses the atoms as trained,
@@ -94,7 +94,7 @@ class FilterAtoms(_OfConvolutions):
         return _read_atoms(model)
 
 
-class FilterAtomAngle(_OfConvolutions):
+class FilterAtomAngle(_ConvolutionMetric):
     """Angle of filter atoms, arccos S_Atom: a pseudometric, because atoms D and 2 D have distance 0.
 
     Args:
@@ -112,7 +112,7 @@ class FilterAtomAngle(_OfConvolutions):
         return _read_atoms(model)
 
 
-class Grassmann(_OfConvolutions):
+class Grassmann(_ConvolutionMetric):
     """S_Gras: mean cosine of the principal angles between the spans of the atoms of two networks.
 
     The value does not depend on the gauge or the coefficients. As many atoms as kernel entries span the whole space, so
@@ -130,7 +130,7 @@ class Grassmann(_OfConvolutions):
         }
 
 
-class PatchCosine(_OfConvolutions):
+class PatchCosine(_ConvolutionMetric):
     """Cosine of the outputs of two convolutions on the inputs of a reference network.
 
     The value is the cosine of the weights in the metric of input patches, ``⟨W, W′⟩ = tr(W C W′ᵀ)``, without biases. C
@@ -167,7 +167,7 @@ class PatchCosine(_OfConvolutions):
         layers, path = convolutions(model), self.options["covariance"]
         if not path:
             raise ValueError("patch_cosine requires covariance=, a file from PatchCovariance.save")
-        covariance, key = loaded(path)
+        covariance, key = load_cached(path)
         if self.options["key"] not in ("", key):
             raise ValueError(
                 f"{path} must contain the patch covariance {self.options['key']}, got {key}; pass the original file, "
@@ -182,7 +182,7 @@ class PatchCosine(_OfConvolutions):
         }
 
 
-class FilterGram(_OfConvolutions):
+class FilterGram(_ConvolutionMetric):
     """Cosine of the Gram matrices of spatial filters, for layers with any numbers of channels.
 
     All kernels of a layer are rows of F, ``(out · in / groups, kh·kw)``. Their Gram matrix ``Fᵀ F``, divided by the
@@ -204,7 +204,7 @@ class FilterGram(_OfConvolutions):
 
 
 def _read_atoms(model: nn.Module) -> dict[str, Weights]:
-    read = {}
+    readings = {}
     for name, conv in spatial(model).items():
         columns = in_double(conv.coefficients).flatten(0, 1)
         tensors = {"atoms": in_double(conv.atoms), "gram": columns.T @ columns / len(columns)}
@@ -212,8 +212,8 @@ def _read_atoms(model: nn.Module) -> dict[str, Weights]:
         shared = shape_of(
             conv, atoms=str(len(conv.atoms)), coefficients=hash_of(coefficients), dtype=str(coefficients.dtype)
         )
-        read[name] = Weights(name, tensors, shared)
-    return read
+        readings[name] = Weights(name, tensors, shared)
+    return readings
 
 
 def _atoms(weights: Weights, gauge: Gauge) -> Tensor:
@@ -221,8 +221,8 @@ def _atoms(weights: Weights, gauge: Gauge) -> Tensor:
     atoms = weights.tensors["atoms"].double().flatten(1)
     if gauge == "trained":
         return atoms
-    values, vectors = torch.linalg.eigh(weights.tensors["gram"].double())
-    return (vectors * values.clamp(min=0).sqrt()).T @ atoms
+    eigenvalues, vectors = torch.linalg.eigh(weights.tensors["gram"].double())
+    return (vectors * eigenvalues.clamp(min=0).sqrt()).T @ atoms
 
 
 def _space(atoms: Tensor) -> dict[str, Tensor]:
@@ -233,14 +233,14 @@ def _space(atoms: Tensor) -> dict[str, Tensor]:
     rows = in_double(atoms).flatten(1)
     if not rows.isfinite().all():
         return {"basis of the atoms": rows.T.contiguous(), "singular values": torch.zeros(len(rows)).to(rows)}
-    values, right = torch.linalg.svd(rows, full_matrices=False)[1:]
-    values = torch.where(values > share_of_rounding(atoms.dtype) * values[0], values, 0)
-    return {"basis of the atoms": right.T.contiguous(), "singular values": values}
+    _, sizes, right = torch.linalg.svd(rows, full_matrices=False)
+    sizes = torch.where(sizes > rounding_share(atoms.dtype) * sizes[0], sizes, 0)
+    return {"basis of the atoms": right.T.contiguous(), "singular values": sizes}
 
 
 def _basis(weights: Weights) -> Tensor:
     """Return the basis of a reading, ``(kh·kw, m)``; raise ``NotComparable`` if the similarity is meaningless."""
-    basis, values = weights.tensors["basis of the atoms"].double(), weights.tensors["singular values"].double()
+    basis, singular_values = weights.tensors["basis of the atoms"].double(), weights.tensors["singular values"].double()
     entries, count = basis.shape
     if count >= entries:
         raise NotComparable(
@@ -248,7 +248,7 @@ def _basis(weights: Weights) -> Tensor:
             f"{count} atoms span all kernels of {entries} entries, so that the similarity is always 1; use fewer "
             f"atoms, for example atomize(model, atoms={max(1, entries * 2 // 3)})",
         )
-    if not values[-1] > 0:
+    if not singular_values[-1] > 0:
         raise NotComparable(weights.layer, "the atoms of one network are linearly dependent; use fewer atoms")
     return basis
 

@@ -1,4 +1,4 @@
-"""Covariance of the input patches of each convolution of a network."""
+"""Measure, save and load the covariance of the input patches of each convolution of a network."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PatchCovariance:
             ValueError: If ``data`` is empty, no convolution runs, or inputs of a convolution are not finite.
         """
         recorder = _Recorder()
-        with _in_evaluation(model), recorder.listening(model), torch.no_grad(), recorder:
+        with _in_evaluation(model), recorder.tracking(model), torch.no_grad(), recorder:
             for batch in data:
                 _run(model, batch)
         if not recorder.sums:
@@ -118,7 +118,7 @@ class PatchCovariance:
             return cls({name: file.get_tensor(name) for name in metadata["layers"].split("\n")})
 
 
-def loaded(path: str) -> tuple[PatchCovariance, str]:
+def load_cached(path: str) -> tuple[PatchCovariance, str]:
     """Load a covariance and its key; the last file is cached.
 
     Args:
@@ -127,13 +127,13 @@ def loaded(path: str) -> tuple[PatchCovariance, str]:
     Returns:
         The covariance and its key.
     """
-    changed = Path(path).stat().st_mtime_ns if Path(path).is_file() else 0
-    return _loaded(path, changed)
+    modified_ns = Path(path).stat().st_mtime_ns if Path(path).is_file() else 0
+    return _load_cached(path, modified_ns)
 
 
 @lru_cache(maxsize=1)
-def _loaded(path: str, changed: int) -> tuple[PatchCovariance, str]:
-    del changed  # part of the cache key only
+def _load_cached(path: str, modified_ns: int) -> tuple[PatchCovariance, str]:
+    del modified_ns  # part of the cache key only
     covariance = PatchCovariance.load(path)
     return covariance, covariance.key
 
@@ -148,7 +148,7 @@ class _Recorder(TorchFunctionMode):
         self._running: list[str] = []
 
     @contextmanager
-    def listening(self, model: nn.Module) -> Iterator[None]:
+    def tracking(self, model: nn.Module) -> Iterator[None]:
         """Track the running convolution."""
         handles = []
         for name, module in model.named_modules():
@@ -175,12 +175,12 @@ class _Recorder(TorchFunctionMode):
         name, kernel, dilation = self._running[-1], weight.shape[-2:], nn.modules.utils._pair(dilation)
         if isinstance(padding, str):
             totals = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, kernel, strict=True)]
-            high, wide = totals
-            x, padding = F.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2)), 0
+            rows, columns = totals
+            x, padding = F.pad(x, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2)), 0
         x = x if x.ndim == 4 else x[None]
-        step = max(1, ROWS // (x[0].numel() * kernel.numel()))
-        for part in x.split(step):
-            patches = F.unfold(part, kernel, dilation, padding, stride).double()
+        chunk_size = max(1, ROWS // (x[0].numel() * kernel.numel()))
+        for chunk in x.split(chunk_size):
+            patches = F.unfold(chunk, kernel, dilation, padding, stride).double()
             rows = patches.unflatten(1, (groups, -1)).permute(1, 2, 0, 3).flatten(2)
             product = (rows @ rows.mT).cpu()
             self.sums[name] = self.sums[name].add_(product) if name in self.sums else product
@@ -216,5 +216,5 @@ def _in_evaluation(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, mode in training.items():
-            module.training = mode
+        for module, is_training in training.items():
+            module.training = is_training

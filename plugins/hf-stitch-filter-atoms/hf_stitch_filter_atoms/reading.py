@@ -1,4 +1,4 @@
-"""Readings of convolutions for filter atom metrics, and checks that two readings are comparable."""
+"""Helpers of the filter atom metrics: find convolutions, describe them, and check that two are comparable."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ADVICE = {
 """Property -> advice if it differs; of several properties, the last one counts."""
 
 
-def share_of_rounding(dtype: torch.dtype) -> float:
+def rounding_share(dtype: torch.dtype) -> float:
     """Return the threshold for singular values, relative to the largest, below which they are rounding error."""
     return max(1e-6, ROUNDINGS * torch.finfo(dtype).eps)
 
@@ -85,12 +85,12 @@ def in_double(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float64, copy=True)
 
 
-def shape_of(conv: nn.Conv2d, **more: str) -> str:
+def shape_of(conv: nn.Conv2d, **extra: str) -> str:
     """Return the properties of a convolution that a comparable one must share, as JSON.
 
     Args:
         conv: A convolution.
-        **more: Further properties, for example ``coefficients``.
+        **extra: Further properties, for example ``coefficients``.
 
     Returns:
         Names and values of the properties.
@@ -107,7 +107,7 @@ def shape_of(conv: nn.Conv2d, **more: str) -> str:
         "groups": str(conv.groups),
         "bias": "no" if conv.bias is None else "yes",
     }
-    return json.dumps({**properties, **more})
+    return json.dumps({**properties, **extra})
 
 
 def hash_of(tensor: Tensor) -> str:
@@ -136,15 +136,15 @@ def check_shared(x: Weights, y: Weights) -> None:
         NotComparable: If a property differs, or a value is not finite; the message has the property and advice.
     """
     left, right = json.loads(x.shared), json.loads(y.shared)
-    odd = {name for name in left.keys() | right.keys() if left.get(name) != right.get(name)}
-    shapes = sorted(name for name in odd if name not in ADVICE)
+    differing = {name for name in left.keys() | right.keys() if left.get(name) != right.get(name)}
+    shapes = sorted(name for name in differing if name not in ADVICE)
     if shapes:
         both = ", ".join(f"{name} {left.get(name)} v. {right.get(name)}" for name in shapes)
         raise NotComparable(x.layer, f"the convolutions differ ({both}); compare networks of one architecture")
     _check_finite(x, y)
-    if odd <= {"dtype"}:  # then the values are equal
+    if differing <= {"dtype"}:  # then the values are equal
         return
-    name = next(name for name in reversed(ADVICE) if name in odd)
+    name = next(name for name in reversed(ADVICE) if name in differing)
     raise NotComparable(x.layer, ADVICE[name].format(f"{left.get(name)} v. {right.get(name)}"))
 
 

@@ -174,7 +174,7 @@ def test_the_least_positive_cosine_has_a_proof() -> None:
             p = extremes(u, v, condition)[0]
             a, b, c = u @ u.T, v @ v.T, (u @ v.T + v @ u.T) / 2
             s = gauges._best_scale(p[None], a, b)
-            proof = gauges._of_scales(s, a, b, c, condition**2, least=True)[0].item()
+            proof = gauges._optima_of_scales(s, a, b, c, condition**2, least=True)[0].item()
             assert proof > 0 and cosine(u, v, p) == pytest.approx(proof, abs=1e-8)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hf_stitch_graphs.networks import NodeNetwork
 
 SAMPLES = 2
-"""Number of samples of the example."""
+"""Number of random samples to find and verify cuts with."""
 
 
 class TorchGeometricAdapter(Library):
@@ -76,7 +76,7 @@ class TorchGeometricAdapter(Library):
         return Described(model, interface, inputs, processor)
 
     def task(self, adapter: Adapter) -> str | None:
-        """Return the image classification task: its stitched models return one vector of logits per sample.
+        """Return the image classification task: stitched models of such networks return a vector of logits per sample.
 
         Args:
             adapter: The adapter of the network.

@@ -1,4 +1,4 @@
-"""Networks for graph classification."""
+"""Networks for graph classification, and graphs as one padded tensor."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ class GraphEncoder(nn.Module):
         Args:
             graphs: Graphs from :func:`dense`.
         """
-        nodes, real = graphs.shape[1], graphs[..., -1] > 0
-        place = (real.flatten().cumsum(0) - 1).view(real.shape)
-        joined = (graphs[..., self.features : -1] != 0) & real[:, :, None] & real[:, None, :]
-        of, first, second = joined.nonzero(as_tuple=True)
-        edges = torch.stack([place[of, first], place[of, second]])
-        outputs = self.net(graphs[..., : self.features][real], edges)
-        batch = torch.arange(len(graphs), device=graphs.device)[:, None].expand(-1, nodes)[real]
+        nodes, is_node = graphs.shape[1], graphs[..., -1] > 0
+        node_index = (is_node.flatten().cumsum(0) - 1).view(is_node.shape)
+        adjacency = (graphs[..., self.features : -1] != 0) & is_node[:, :, None] & is_node[:, None, :]
+        graph, source, target = adjacency.nonzero(as_tuple=True)
+        edges = torch.stack([node_index[graph, source], node_index[graph, target]])
+        outputs = self.net(graphs[..., : self.features][is_node], edges)
+        batch = torch.arange(len(graphs), device=graphs.device)[:, None].expand(-1, nodes)[is_node]
         return POOLS[self.pool](outputs, batch, size=len(graphs))
 
 

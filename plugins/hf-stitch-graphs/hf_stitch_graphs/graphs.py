@@ -12,7 +12,7 @@ from torch_geometric.utils import subgraph  # type: ignore[import-untyped]
 
 from hf_stitch import Samples
 
-PARTS = ("train", "val", "test")
+SPLITS = ("train", "val", "test")
 """The masks of the public splits."""
 
 
@@ -103,10 +103,10 @@ class Graph:
         if len(nodes.unique()) < len(nodes):
             raise ValueError("nodes must not be repeated")
         edges, _ = subgraph(nodes, self.edge_index, num_nodes=len(self))
-        place = torch.empty(len(self), dtype=torch.int64).scatter(0, nodes, torch.arange(len(nodes)))
+        new_index = torch.empty(len(self), dtype=torch.int64).scatter(0, nodes, torch.arange(len(nodes)))
         return Graph(
             self.x[nodes],
-            place[edges],
+            new_index[edges],
             None if self.y is None else self.y[nodes],
             {name: mask[nodes] for name, mask in self.masks.items()},
             nodes if self.ids is None else self.ids[nodes],
@@ -131,14 +131,14 @@ def read_planetoid(folder: str | Path, name: str) -> Graph:
     path = Path(folder).expanduser() / f"{name}.npz"
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; expected one file per graph, e.g. cora.npz, citeseer.npz")
-    with np.load(path, allow_pickle=False) as held:
-        if "has_x" in held.files and not held["has_x"].all():
-            missing = int((~held["has_x"]).sum())
-            raise ValueError(f"{path} lacks the features of {missing:,} of {len(held['has_x']):,} nodes")
-        nodes, width = held["x_shape"].tolist()
-        rows = np.repeat(np.arange(nodes), np.diff(held["x_indptr"]))
+    with np.load(path, allow_pickle=False) as arrays:
+        if "has_x" in arrays.files and not arrays["has_x"].all():
+            missing = int((~arrays["has_x"]).sum())
+            raise ValueError(f"{path} lacks the features of {missing:,} of {len(arrays['has_x']):,} nodes")
+        nodes, width = arrays["x_shape"].tolist()
+        rows = np.repeat(np.arange(nodes), np.diff(arrays["x_indptr"]))
         x = torch.zeros(nodes, width)
-        x[torch.from_numpy(rows), torch.from_numpy(held["x_indices"]).long()] = torch.from_numpy(held["x_data"])
-        y = np.where(held["has_label"], held["y"], -1)
-        masks = {part: torch.from_numpy(held[f"{part}_mask"]) for part in PARTS}
-        return Graph(x, torch.from_numpy(held["edge_index"]).long(), torch.from_numpy(y).long(), masks)
+        x[torch.from_numpy(rows), torch.from_numpy(arrays["x_indices"]).long()] = torch.from_numpy(arrays["x_data"])
+        y = np.where(arrays["has_label"], arrays["y"], -1)
+        masks = {split: torch.from_numpy(arrays[f"{split}_mask"]) for split in SPLITS}
+        return Graph(x, torch.from_numpy(arrays["edge_index"]).long(), torch.from_numpy(y).long(), masks)

@@ -1,4 +1,4 @@
-"""Networks of nodes for the adapter to cut."""
+"""Graph networks that the adapter can cut: networks of torch_geometric, and their wrapper with a fixed graph."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ class DeepGNN(nn.Module):
 
     def embed(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Return the activations after the last convolution, shape (nodes, hidden_channels)."""
-        x = first = self.act(self.first(self.dropout(x)))
-        further: tuple[Any, ...] = (edge_index,)
+        x = initial = self.act(self.first(self.dropout(x)))
+        extra_arguments: tuple[Any, ...] = (edge_index,)
         if self.has_residual:
-            further = (first, *gcn_norm(edge_index, num_nodes=len(x), add_self_loops=False, dtype=x.dtype))
+            extra_arguments = (initial, *gcn_norm(edge_index, num_nodes=len(x), add_self_loops=False, dtype=x.dtype))
         for conv, act in zip(self.convs, self.acts, strict=True):
-            x = act(conv(self.dropout(x), *further))
+            x = act(conv(self.dropout(x), *extra_arguments))
         return x
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -154,11 +154,11 @@ def record_of(network: nn.Module) -> dict[str, Any]:
     Raises:
         ValueError: If the network is not from :func:`create`.
     """
-    kind = type(network).__name__
+    class_name = type(network).__name__
     if not (record := vars(network).get(RECORD)):
         raise ValueError(
-            f"this {kind} cannot be rebuilt, because its arguments are unknown: create it with "
-            f"hf_stitch_graphs.create({kind!r}, …)"
+            f"this {class_name} cannot be rebuilt, because its arguments are unknown: create it with "
+            f"hf_stitch_graphs.create({class_name!r}, …)"
         )
     return dict(record)
 
@@ -262,9 +262,9 @@ class NodeNetwork(nn.Module):
 
 def _ring(nodes: int, device: torch.device) -> Tensor:
     """Return the edges of a ring in both directions; an empty tensor for a single node."""
-    places = torch.arange(nodes, device=device)
-    one = torch.stack([places, places.roll(1)])[:, : nodes if nodes > 1 else 0]
-    return torch.cat([one, one.flip(0)], 1)
+    positions = torch.arange(nodes, device=device)
+    one_way = torch.stack([positions, positions.roll(1)])[:, : nodes if nodes > 1 else 0]
+    return torch.cat([one_way, one_way.flip(0)], 1)
 
 
 def _check_size(graph: Graph) -> None:

@@ -1,4 +1,4 @@
-"""Facts about graph networks that a trace does not reveal."""
+"""Override for graph classifiers: which modules are cuts, a fact that a trace does not reveal."""
 
 from __future__ import annotations
 

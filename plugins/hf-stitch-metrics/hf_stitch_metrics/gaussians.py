@@ -49,25 +49,25 @@ def frechet(x: Tensor, y: Tensor) -> Tensor:
 def _frechet(moments: SecondMoments) -> Tensor:
     check_count("frechet", moments.n, 2)
     check_widths("frechet", moments.mean_x, moments.mean_y)
-    total = moments.syy.trace() + moments.n * moments.mean_y.square().sum()
-    if total == 0:
+    target_scale = moments.syy.trace() + moments.n * moments.mean_y.square().sum()
+    if target_scale == 0:
         raise ValueError(
             "frechet: y is all zero, so that the relative distance is undefined; check whether the layer is dead"
         )
     # Unlike eigenvalues of the product, singular values have a gradient where x does not vary.
-    rows = moments.x if isinstance(moments, RowMoments) else _root(moments.sxx)
-    overlap = torch.linalg.svdvals(rows @ _root(moments.syy)).sum()
+    root_x = moments.x if isinstance(moments, RowMoments) else _root(moments.sxx)
+    overlap = torch.linalg.svdvals(root_x @ _root(moments.syy)).sum()
     variation = moments.sxx.trace() + moments.syy.trace()
-    apart = nonnegative("frechet", variation - 2 * overlap, variation.detach(), len(moments.mean_y) + moments.n)
-    return (moments.n * (moments.mean_x - moments.mean_y).square().sum() + apart) / total
+    spread = nonnegative("frechet", variation - 2 * overlap, variation.detach(), len(moments.mean_y) + moments.n)
+    return (moments.n * (moments.mean_x - moments.mean_y).square().sum() + spread) / target_scale
 
 
 def _root(scatter: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh(scatter)
+    eigenvalues, vectors = torch.linalg.eigh(scatter)
     # Rounding error gives constant directions an eigenvalue of about eps, with a root of 1e-8.
-    varies = values > len(values) * torch.finfo(values.dtype).eps * values.max()
-    basis = vectors[:, varies]
-    return basis * values[varies].sqrt() @ basis.T
+    is_varying = eigenvalues > len(eigenvalues) * torch.finfo(eigenvalues.dtype).eps * eigenvalues.max()
+    basis = vectors[:, is_varying]
+    return basis * eigenvalues[is_varying].sqrt() @ basis.T
 
 
 class Frechet(MomentsMetric):

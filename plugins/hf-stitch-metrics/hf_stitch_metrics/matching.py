@@ -47,7 +47,7 @@ def _correlation_matching(moments: SecondMoments, *, assignment: str) -> Tensor:
     correlations = _correlations("correlation_matching", moments)
     if assignment == "soft":
         return (correlations.amax(0).mean() + correlations.amax(1).mean()) / 2
-    return correlations[_assigned(-correlations)].mean()
+    return correlations[_assign(-correlations)].mean()
 
 
 class CorrelationMatching(MomentsMetric):
@@ -87,12 +87,12 @@ def soft_matching(x: Tensor, y: Tensor, *, compare: Literal["correlation", "dist
 def _soft_matching(moments: SecondMoments, *, compare: str) -> Tensor:
     if compare == "correlation":
         correlations = _correlations("soft_matching", moments)
-        return (_transported(-correlations) * correlations).sum()
+        return (_transport_plan(-correlations) * correlations).sum()
     check_variation("soft_matching", moments)
-    of_x, of_y = variances(moments)
-    costs = of_x[:, None] + of_y - 2 * moments.sxy
-    scale = (of_x.mean() + of_y.mean()).detach()
-    total = nonnegative("soft_matching", (_transported(costs) * costs).sum(), scale, costs.numel())
+    x_variances, y_variances = variances(moments)
+    costs = x_variances[:, None] + y_variances - 2 * moments.sxy
+    scale = (x_variances.mean() + y_variances.mean()).detach()
+    total = nonnegative("soft_matching", (_transport_plan(costs) * costs).sum(), scale, costs.numel())
     return total.sqrt()
 
 
@@ -118,8 +118,8 @@ class SoftMatching(MomentsMetric):
 
 def _correlations(name: str, moments: SecondMoments) -> Tensor:
     check_count(name, moments.n, 2)
-    of_x, of_y = variances(moments)
-    for side, variance, mean in (("x", of_x, moments.mean_x), ("y", of_y, moments.mean_y)):
+    x_variances, y_variances = variances(moments)
+    for side, variance, mean in (("x", x_variances, moments.mean_x), ("y", y_variances, moments.mean_y)):
         constant = variance <= moments.n * (8 * EPS * mean) ** 2
         if constant.any():
             features = constant.nonzero()[:, 0].tolist()
@@ -127,25 +127,25 @@ def _correlations(name: str, moments: SecondMoments) -> Tensor:
                 f"{name}: {len(features)} of {len(mean)} features of {side} are constant (the first: {features[0]}), "
                 "so that the value is undefined; drop constant features"
             )
-    return moments.sxy / torch.outer(of_x.sqrt(), of_y.sqrt())
+    return moments.sxy / torch.outer(x_variances.sqrt(), y_variances.sqrt())
 
 
-def _assigned(costs: Tensor) -> tuple[Tensor, Tensor]:
+def _assign(costs: Tensor) -> tuple[Tensor, Tensor]:
     """Return row and column indices of the one-to-one assignment with the minimum cost."""
     rows, columns = linear_sum_assignment(costs.detach().cpu().numpy())
     return torch.from_numpy(rows).to(costs.device), torch.from_numpy(columns).to(costs.device)
 
 
-def _transported(costs: Tensor) -> Tensor:
+def _transport_plan(costs: Tensor) -> Tensor:
     """Return the optimal transport plan between uniform masses, constant with respect to gradients."""
     p, q = costs.shape
     if p == q:  # a vertex of the polytope of plans is then a permutation (Birkhoff)
-        return torch.zeros_like(costs, requires_grad=False).index_put(_assigned(costs), costs.new_tensor(1 / p))
-    sums = sparse.vstack(
+        return torch.zeros_like(costs, requires_grad=False).index_put(_assign(costs), costs.new_tensor(1 / p))
+    marginals = sparse.vstack(
         [sparse.kron(sparse.eye_array(p), np.ones((1, q))), sparse.kron(np.ones((1, p)), sparse.eye_array(q))]
     )
     masses = np.concatenate([np.full(p, 1 / p), np.full(q, 1 / q)])
-    solved = linprog(costs.detach().cpu().numpy().ravel(), A_eq=sums.tocsr(), b_eq=masses, method="highs")
-    if solved.status != 0:
-        raise ArithmeticError(f"soft_matching: optimal transport between {p} and {q} features failed: {solved.message}")
-    return torch.from_numpy(solved.x).to(costs).view(p, q)
+    solution = linprog(costs.detach().cpu().numpy().ravel(), A_eq=marginals.tocsr(), b_eq=masses, method="highs")
+    if solution.status != 0:
+        raise ArithmeticError(f"soft_matching: optimal transport of {p} to {q} features failed: {solution.message}")
+    return torch.from_numpy(solution.x).to(costs).view(p, q)

@@ -45,10 +45,11 @@ class KNN(Detector):
     normalize: bool = True
 
     def _fit(self, activations: Iterable[Representation]) -> Scorer:
-        from pytorch_ood.detector import KNN as Fitted
+        from pytorch_ood.detector import KNN as PytorchOodDetector
 
         vectors = _vectors(activations)
-        return _Scores(Fitted(None, self.k, self.normalize), vectors, torch.zeros(len(vectors), dtype=torch.long))
+        detector = PytorchOodDetector(None, self.k, self.normalize)
+        return _DetectorScorer(detector, vectors, torch.zeros(len(vectors), dtype=torch.long))
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,9 @@ class Mahalanobis(Detector):
     needs_labels: ClassVar[bool] = True
 
     def _fit(self, activations: Iterable[Representation], labels: Tensor) -> Scorer:
-        from pytorch_ood.detector import Mahalanobis as Fitted
+        from pytorch_ood.detector import Mahalanobis as PytorchOodDetector
 
-        return _Scores(Fitted(None), _vectors(activations), labels)
+        return _DetectorScorer(PytorchOodDetector(None), _vectors(activations), labels)
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,9 @@ class RMD(Detector):
     needs_labels: ClassVar[bool] = True
 
     def _fit(self, activations: Iterable[Representation], labels: Tensor) -> Scorer:
-        from pytorch_ood.detector import RMD as Fitted
+        from pytorch_ood.detector import RMD as PytorchOodDetector
 
-        return _Scores(Fitted(None), _vectors(activations), labels)
+        return _DetectorScorer(PytorchOodDetector(None), _vectors(activations), labels)
 
 
 @dataclass(frozen=True)
@@ -130,12 +131,12 @@ class GMM(Detector):
     reg: NonNegative = 1e-6
 
     def _fit(self, activations: Iterable[Representation], labels: Tensor) -> Scorer:
-        from pytorch_ood.detector import GMM as Fitted
+        from pytorch_ood.detector import GMM as PytorchOodDetector
 
-        return _Scores(Fitted(None, self.reg), _vectors(activations), labels)
+        return _DetectorScorer(PytorchOodDetector(None, self.reg), _vectors(activations), labels)
 
 
-class _Scores(Scorer):
+class _DetectorScorer(Scorer):
     """Scorer with a fitted detector of pytorch-ood."""
 
     def __init__(self, detector: Any, vectors: Tensor, labels: Tensor) -> None:

@@ -26,7 +26,7 @@ from hf_stitch_shorten.folder import front_matter, save_network
 from hf_stitch_shorten.forms import check_form
 from hf_stitch_shorten.plain import rebuild_error, without
 from hf_stitch_shorten.stacks import Stack, run as tapped, stacks
-from hf_stitch_shorten.workflow import DIFFERENT
+from hf_stitch_shorten.workflow import TOLERANCE
 
 if TYPE_CHECKING:
     import pandas
@@ -197,18 +197,20 @@ def best_depth(
                 f"{dict(counts)}"
             )
         features = _features(network, stack.blocks, samples, run)
-        makes = _probe(score)
-        accuracies = {place: _right(makes, x, labels, folds, run.seed).mean() for place, x in features.items()}
-        ends = {place: x for place, x in features.items() if place[0] == stack.blocks[-1]}
-        chosen, last = (_nested(makes, vectors, labels, folds, run.seed) for vectors in (features, ends))
+        make_probe = _probe(score)
+        accuracies = {place: _right(make_probe, x, labels, folds, run.seed).mean() for place, x in features.items()}
+        last_features = {place: x for place, x in features.items() if place[0] == stack.blocks[-1]}
+        chosen, last = (_nested(make_probe, vectors, labels, folds, run.seed) for vectors in (features, last_features))
         weights = np.concatenate(list(resampled(len(labels), RESAMPLES, run.seed)))
-        best, end, gain = (as_score(weights @ values / len(labels)) for values in (chosen, last, chosen - last))
+        chosen_score, last_score, gain = (
+            as_score(weights @ values / len(labels)) for values in (chosen, last, chosen - last)
+        )
         block, pooling = max(accuracies, key=lambda place: accuracies[place])
         table: dict[str, dict[str, float]] = {}
         for (name, kind), value in accuracies.items():
             table.setdefault(name, {})[kind] = float(value)
-        gone = block != stack.blocks[-1]
-        short = _cut_off(network, stack, block, samples) if gone else network
+        is_cut = block != stack.blocks[-1]
+        short = _cut_off(network, stack, block, samples) if is_cut else network
         return Depth(
             str(network.reference),
             len(samples),
@@ -217,8 +219,8 @@ def best_depth(
             table,
             block,
             pooling,
-            best,
-            end,
+            chosen_score,
+            last_score,
             gain,
             short,
         )
@@ -228,7 +230,7 @@ def _features(
     network: Adapter, blocks: Sequence[str], samples: Samples, run: Run
 ) -> dict[Place, NDArray[np.float64]]:  # fmt: skip
     """Return the pooled outputs of the network cut off after each block, for each block and pooling."""
-    parts: dict[Place, list[Tensor]] = {}
+    chunks: dict[Place, list[Tensor]] = {}
     with torch.no_grad():
         for _, batch, _ in PairedSamples(samples, samples).batches(run, "reading features"):
             inputs = network.preprocess(batch.samples)
@@ -238,9 +240,9 @@ def _features(
                 values = tensor_of(network.decode(end, blocks[-1]), len(batch.samples))
                 assert values is not None
                 for pooling, vectors in _pooled(values, inputs.get(network.interface.mask)).items():
-                    parts.setdefault((block, pooling), []).append(vectors.double().cpu())
-    gathered = run.processes.gather(parts)
-    return {place: torch.cat([chunk for part in gathered for chunk in part[place]]).numpy() for place in parts}
+                    chunks.setdefault((block, pooling), []).append(vectors.double().cpu())
+    gathered = run.processes.gather(chunks)
+    return {place: torch.cat([chunk for part in gathered for chunk in part[place]]).numpy() for place in chunks}
 
 
 def _cut_off(network: Adapter, stack: Stack, block: str, samples: Samples) -> Adapter:
@@ -253,7 +255,7 @@ def _cut_off(network: Adapter, stack: Stack, block: str, samples: Samples) -> Ad
         for short in without(network, stack.name, stack.places(stack.blocks.index(block), len(stack.blocks) - 1)):
             outputs = tensor_of(short.forward(inputs), 2)
             assert expected is not None and outputs is not None
-            if float((expected - outputs).abs().max()) <= DIFFERENT[False] * float(expected.abs().max()):
+            if float((expected - outputs).abs().max()) <= TOLERANCE * float(expected.abs().max()):
                 return short
     raise rebuild_error(network, f"up to {block}")
 
@@ -284,19 +286,19 @@ def _probe(score: str) -> Callable[[], Any]:
 
 
 def _right(
-    makes: Callable[[], Any], x: NDArray[np.float64], labels: NDArray[np.int64], folds: int, seed: int
+    make_probe: Callable[[], Any], x: NDArray[np.float64], labels: NDArray[np.int64], folds: int, seed: int
 ) -> NDArray[np.float64]:  # fmt: skip
     """Return which samples are predicted correctly by a probe fitted on the remaining folds."""
     from sklearn.model_selection import StratifiedKFold
 
     right = np.zeros(len(labels))
     for fit, test in StratifiedKFold(folds, shuffle=True, random_state=seed).split(x, labels):
-        right[test] = makes().fit(x[fit], labels[fit]).predict(x[test]) == labels[test]
+        right[test] = make_probe().fit(x[fit], labels[fit]).predict(x[test]) == labels[test]
     return right
 
 
 def _nested(
-    makes: Callable[[], Any], features: Mapping[Place, NDArray[np.float64]], labels: NDArray[np.int64], folds: int,
+    make_probe: Callable[[], Any], features: Mapping[Place, NDArray[np.float64]], labels: NDArray[np.int64], folds: int,
     seed: int,
 ) -> NDArray[np.float64]:  # fmt: skip
     """Return which samples are predicted correctly with the block and pooling chosen on the remaining folds."""
@@ -304,7 +306,9 @@ def _nested(
 
     right = np.zeros(len(labels))
     for fit, test in StratifiedKFold(folds, shuffle=True, random_state=seed).split(labels[:, None], labels):
-        inner = {place: _right(makes, x[fit], labels[fit], INNER, seed).mean() for place, x in features.items()}
-        best = features[max(inner, key=lambda place: inner[place])]
-        right[test] = makes().fit(best[fit], labels[fit]).predict(best[test]) == labels[test]
+        accuracies = {
+            place: _right(make_probe, x[fit], labels[fit], INNER, seed).mean() for place, x in features.items()
+        }
+        best = features[max(accuracies, key=lambda place: accuracies[place])]
+        right[test] = make_probe().fit(best[fit], labels[fit]).predict(best[test]) == labels[test]
     return right

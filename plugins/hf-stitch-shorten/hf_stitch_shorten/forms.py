@@ -35,8 +35,8 @@ def check_form(network: Adapter) -> None:
         packed = [type(p).__name__ for p in module.parameters(False) if is_traceable_wrapper_subclass(p)]
         integers = [str(p.dtype) for p in module.parameters(False) if not p.is_floating_point()]
         if packed or integers or hasattr(module, "_packed_params"):
-            how = (packed or integers or ["packed weights"])[0]
+            storage = (packed or integers or ["packed weights"])[0]
             raise ValueError(
-                f"module {name!r} of {kind} is quantized ({how}): shorten the network before quantization, or "
+                f"module {name!r} of {kind} is quantized ({storage}): shorten the network before quantization, or "
                 "dequantize() it"
             )

@@ -15,7 +15,7 @@ PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 """Ridge penalties of the change, relative to the mean of the diagonal of the moments."""
 
 SINGULAR = 1e-9
-"""Directions below this share of the largest moment are omitted in regressions without a penalty."""
+"""Share of the largest moment below which regressions without a penalty omit a direction."""
 
 
 # -- projections ------------------------------------------------------------------------------------------------------
@@ -42,10 +42,10 @@ def input_rows(projection: nn.Module, values: Tensor) -> Tensor:
     module: Any = projection
     if not isinstance(module, nn.Conv2d):
         return values.flatten(0, -2)
-    how = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    padded = functional.pad(values, module._reversed_padding_repeated_twice, how)
-    parts = functional.unfold(padded, module.kernel_size, module.dilation, 0, module.stride)
-    return parts.movedim(1, -1).flatten(0, -2)
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    padded = functional.pad(values, module._reversed_padding_repeated_twice, mode)
+    patches = functional.unfold(padded, module.kernel_size, module.dilation, 0, module.stride)
+    return patches.movedim(1, -1).flatten(0, -2)
 
 
 # -- moments ----------------------------------------------------------------------------------------------------------
@@ -66,15 +66,15 @@ class Moments:
     cross: dict[str, Tensor | float] = field(default_factory=dict)
     squares: dict[str, Tensor | float] = field(default_factory=dict)
 
-    def add(self, read: Tensor, lacks: Mapping[str, Tensor]) -> None:
-        """Add rows of (rows, inputs) and of (rows, width)."""
-        wide = functional.pad(read.detach().double(), (0, 1), value=1.0)
-        self.count += len(wide)
-        self.inputs = self.inputs + wide.T @ wide
-        for name, lack in lacks.items():
-            exact = lack.detach().double()
-            self.cross[name] = self.cross.get(name, 0.0) + exact.T @ wide
-            self.squares[name] = self.squares.get(name, 0.0) + exact.square().sum(0)
+    def add(self, inputs: Tensor, gaps: Mapping[str, Tensor]) -> None:
+        """Add rows: inputs of the projection (rows, inputs), and last removed block -> missing part (rows, width)."""
+        with_one = functional.pad(inputs.detach().double(), (0, 1), value=1.0)
+        self.count += len(with_one)
+        self.inputs = self.inputs + with_one.T @ with_one
+        for name, gap in gaps.items():
+            difference = gap.detach().double()
+            self.cross[name] = self.cross.get(name, 0.0) + difference.T @ with_one
+            self.squares[name] = self.squares.get(name, 0.0) + difference.square().sum(0)
 
     def __add__(self, other: Moments) -> Moments:
         """Return the moments of both sets of rows."""
@@ -102,13 +102,13 @@ class Fits:
     Args:
         projection: The module.
         scale: Factor of each channel between its output and the stream; errors are errors of the stream.
-        fitted: Moments of the rows for fitting.
+        fit_moments: Moments of the rows for fitting.
         held_out: Moments of the held-out rows, which choose the penalty.
     """
 
-    def __init__(self, projection: nn.Module, scale: Tensor, fitted: Moments, held_out: Moments) -> None:
+    def __init__(self, projection: nn.Module, scale: Tensor, fit_moments: Moments, held_out: Moments) -> None:
         self.weight, self.bias = matrix_of(projection)
-        self.scale, self.fitted, self.held_out = scale.to(self.weight), fitted, held_out
+        self.scale, self.fit_moments, self.held_out = scale.to(self.weight), fit_moments, held_out
         self._spectrum: tuple[Tensor, Tensor] | None = None
 
     def replaceme(self, last: str) -> Change:
@@ -116,9 +116,9 @@ class Fits:
 
         With y = W a + b: the T that minimises ‖T y − (y + d)‖², and (T − 1)(W, b) as the change.
         """
-        whole = self.fitted + self.held_out
+        moments = self.fit_moments + self.held_out
         wide = _wide(self.weight, self.bias)
-        gram, cross = wide @ torch.as_tensor(whole.inputs) @ wide.T, torch.as_tensor(whole.cross[last]) @ wide.T
+        gram, cross = wide @ torch.as_tensor(moments.inputs) @ wide.T, torch.as_tensor(moments.cross[last]) @ wide.T
         change = cross @ torch.linalg.pinv(gram, rtol=SINGULAR, hermitian=True) @ wide
         return Change(change[:, :-1], None if self.bias is None else change[:, -1])
 
@@ -130,22 +130,22 @@ class Fits:
         """
         errors = {penalty: self._error(self._solved(last, penalty), last) for penalty in PENALTIES}
         best = min(errors, key=lambda penalty: errors[penalty])
-        none = Change(torch.zeros_like(self.weight), None if self.bias is None else torch.zeros_like(self.bias))
-        if not errors[best] < self._error(none, last):
-            return none
-        whole, cross = self._centred(self.fitted + self.held_out, last)
-        whole = whole + best * whole.diagonal().mean() * torch.eye(len(whole), dtype=whole.dtype, device=whole.device)
-        weight = torch.linalg.solve(whole, cross.T).T
-        return self._with_bias(weight, self.fitted + self.held_out, last, best)
+        no_change = Change(torch.zeros_like(self.weight), None if self.bias is None else torch.zeros_like(self.bias))
+        if not errors[best] < self._error(no_change, last):
+            return no_change
+        gram, cross = self._centred(self.fit_moments + self.held_out, last)
+        gram = gram + best * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+        weight = torch.linalg.solve(gram, cross.T).T
+        return self._with_bias(weight, self.fit_moments + self.held_out, last, best)
 
     def _centred(self, moments: Moments, last: str) -> tuple[Tensor, Tensor]:
         """Return centred moments, or moments about 0 if the projection does not have a bias."""
         inputs, cross = torch.as_tensor(moments.inputs), torch.as_tensor(moments.cross[last])
-        gram, own_cross = inputs[:-1, :-1], cross[:, :-1]
+        gram, centred_cross = inputs[:-1, :-1], cross[:, :-1]
         if self.bias is None:
-            return gram, own_cross
+            return gram, centred_cross
         mean, lack = inputs[:-1, -1] / moments.count, cross[:, -1] / moments.count
-        return gram - moments.count * mean[:, None] * mean, own_cross - moments.count * lack[:, None] * mean
+        return gram - moments.count * mean[:, None] * mean, centred_cross - moments.count * lack[:, None] * mean
 
     def _with_bias(self, weight: Tensor, moments: Moments, last: str, penalty: float) -> Change:
         """Return a change with the matching bias."""
@@ -156,20 +156,20 @@ class Fits:
 
     def _solved(self, last: str, penalty: float) -> Change:
         """Return the change with one penalty, fitted on the rows for fitting."""
-        gram, cross = self._centred(self.fitted, last)
+        gram, cross = self._centred(self.fit_moments, last)
         if self._spectrum is None:
             values, vectors = torch.linalg.eigh(gram)
             self._spectrum = values.clamp(min=0), vectors
         values, vectors = self._spectrum
         weight = (cross @ vectors / (values + penalty * gram.diagonal().mean())) @ vectors.T
-        return self._with_bias(weight, self.fitted, last, penalty)
+        return self._with_bias(weight, self.fit_moments, last, penalty)
 
     def _error(self, change: Change, last: str) -> float:
         """Return the sum of squared errors of the stream on held-out rows."""
         wide = _wide(change.weight, change.bias)
         inputs, cross = torch.as_tensor(self.held_out.inputs), torch.as_tensor(self.held_out.cross[last])
-        left = torch.as_tensor(self.held_out.squares[last]) + ((wide @ inputs - 2 * cross) * wide).sum(1)
-        return float((self.scale.square() * left).sum())
+        residual = torch.as_tensor(self.held_out.squares[last]) + ((wide @ inputs - 2 * cross) * wide).sum(1)
+        return float((self.scale.square() * residual).sum())
 
 
 def _wide(weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -181,7 +181,7 @@ LATER = "refit_later"
 """Map that also refits the projections of the blocks after removed blocks, in sequence."""
 
 REFITS = ("refit", LATER)
-"""Maps that are omitted if they do not help; the rest are as published."""
+"""Maps that are omitted where dropping the blocks scores better; other maps always apply, as published."""
 
 MAPS: Mapping[str, Callable[[Fits, str], Change]] = {
     "refit": Fits.refit, LATER: Fits.refit, "replaceme": Fits.replaceme,

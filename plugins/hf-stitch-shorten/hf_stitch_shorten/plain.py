@@ -98,8 +98,8 @@ def rebuild_error(network: Adapter, condition: str) -> CannotBeRebuiltError:
         network: The network.
         condition: Condition under which the outputs differ, such as the removed blocks.
     """
-    changed = changed_by_hand(network.model, lambda: recorded(network.blueprint(), network.model))
-    names = [] if changed is None else sorted({name for side in changed for name in (*side.chosen, *side.defaults)})
+    sides = changed_by_hand(network.model, lambda: recorded(network.blueprint(), network.model))
+    names = [] if sides is None else sorted({name for side in sides for name in (*side.chosen, *side.defaults)})
     reason = "its blocks depend on their position, like alternating windows, or on the depth"
     if names:
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
@@ -125,15 +125,15 @@ def copied(network: Adapter) -> Adapter:
 
 def dropped(short: Adapter, network: Adapter, removed: Removed) -> Adapter:
     """Return a copy of a shorter network with the unchanged weights of the whole network."""
-    twin = copied(short)
-    twin.model.load_state_dict(weights_for(twin.model, network.model, removed) or {})
-    return twin
+    shorter = copied(short)
+    shorter.model.load_state_dict(weights_for(shorter.model, network.model, removed) or {})
+    return shorter
 
 
 def _remove(model: nn.Module, stack: str, places: Sequence[int]) -> None:
     """Remove modules from a list."""
     blocks: Any = model.get_submodule(stack)
-    remaining = [block for place, block in enumerate(blocks) if place not in places]
+    remaining = [block for index, block in enumerate(blocks) if index not in places]
     model.set_submodule(
         stack, nn.ModuleList(remaining) if isinstance(blocks, nn.ModuleList) else nn.Sequential(*remaining)
     )
@@ -183,12 +183,12 @@ def weights_for(short: nn.Module, model: nn.Module, removed: Removed) -> dict[st
 
 def _parts(value: Tensor, shape: Sequence[int], length: int, places: Sequence[int]) -> Tensor:
     """Return a tensor without the parts of some blocks, if one of its axes is divided into blocks."""
-    remaining = [place for place in range(length) if place not in places]
+    remaining = [index for index in range(length) if index not in places]
     if value.dim() == len(shape):
         for axis, (size, short) in enumerate(zip(value.shape, shape, strict=True)):
             if size != short and size * len(remaining) == short * length:
                 return torch.stack(
-                    [value.unflatten(axis, (length, -1)).select(axis, place) for place in remaining], axis
+                    [value.unflatten(axis, (length, -1)).select(axis, index) for index in remaining], axis
                 ).flatten(axis, axis + 1)
     return value
 
@@ -211,11 +211,11 @@ def _rebuilt(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[nn
             continue
         weights = weights_for(skeleton, model, {stack: places})
         if weights is not None and depth_of(skeleton, stack) == depth_of(model, stack) - len(places):
-            built, any_built = network_of(record).to(reference.device), True
-            _cast(built, model, {stack: places})
-            built.load_state_dict(weights)
-            _keep_config(built, model)
-            yield built
+            shorter, any_built = network_of(record).to(reference.device), True
+            _cast(shorter, model, {stack: places})
+            shorter.load_state_dict(weights)
+            _keep_config(shorter, model)
+            yield shorter
     if not any_built:
         raise CannotBeRebuiltError(
             f"{stack} cannot be shortened by the config of {type(model).__name__}: its depth is fixed, or its blocks "
@@ -224,21 +224,21 @@ def _rebuilt(network: Adapter, stack: str, places: Sequence[int]) -> Iterator[nn
 
 
 @torch.no_grad()
-def _cast(built: nn.Module, model: nn.Module, removed: Removed) -> None:
+def _cast(shorter: nn.Module, model: nn.Module, removed: Removed) -> None:
     """Convert each tensor of a shorter network to its dtype in the model, which may have several dtypes."""
     rename = renamed(removed)
     tensors = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
     dtypes = {new: value.dtype for name, value in tensors.items() if (new := rename(name)) is not None}
-    for name, value in [*built.named_parameters(), *built.named_buffers()]:
+    for name, value in [*shorter.named_parameters(), *shorter.named_buffers()]:
         value.data = value.data.to(dtypes.get(name, value.dtype))
 
 
-def _keep_config(built: Any, model: Any) -> None:
+def _keep_config(shorter: Any, model: Any) -> None:
     """Keep the config class of a transformers network, which determines the names of its weights in files."""
     if hasattr(model, "generation_config"):
-        built.generation_config = copy.deepcopy(model.generation_config)
-    if hasattr(model, "config") and type(built.config) is not type(model.config):
-        built.config = type(model.config).from_dict(built.config.to_dict())
+        shorter.generation_config = copy.deepcopy(model.generation_config)
+    if hasattr(model, "config") and type(shorter.config) is not type(model.config):
+        shorter.config = type(model.config).from_dict(shorter.config.to_dict())
 
 
 def _records(
@@ -249,35 +249,35 @@ def _records(
     part = "config" if "config" in record else "arguments"
     settings = record[part] if part == "config" else _arguments(model, record)
     paths = sorted(_depths(settings, length), key=lambda path: _unlike(settings, path, length))
-    seen: list[Any] = []
-    for vary in (_placed, _variants):
+    tried: list[Any] = []
+    for variants_of in (_placed, _variants):
         for *path, key in paths:
-            for holder in vary(_at(settings, path), length, places):
+            for holder in variants_of(_at(settings, path), length, places):
                 holder[key] -= len(places)
                 changed = _exchanged(settings, path, holder)
-                if changed not in seen:
-                    seen.append(changed)
+                if changed not in tried:
+                    tried.append(changed)
                     new = {name: value for name, value in changed.items() if value != settings[name]}
                     yield {**record, part: changed if part == "config" else {**record[part], **new}}
 
 
 def _arguments(model: nn.Module, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that timm passes to the class of a model, if they are JSON values."""
-    kind, arguments = type(model), dict[str, Any]()
-    constructor = kind.__init__
+    model_class, arguments = type(model), dict[str, Any]()
+    constructor = model_class.__init__
 
-    def noting(self: Any, *args: Any, **kwargs: Any) -> None:
+    def recording(self: Any, *args: Any, **kwargs: Any) -> None:
         bound = inspect.signature(constructor).bind(self, *args, **kwargs)
         bound.apply_defaults()
         arguments.update(bound.arguments)
         constructor(self, *args, **kwargs)
 
-    kind.__init__ = noting  # type: ignore[method-assign]
+    model_class.__init__ = recording  # type: ignore[method-assign]
     try:
         with weightless():
             network_of(record)
     finally:
-        kind.__init__ = constructor  # type: ignore[method-assign]
+        model_class.__init__ = constructor  # type: ignore[method-assign]
     for value in [*arguments.values()]:  # keyword arguments, and the fields of a timm config
         arguments |= value if isinstance(value, dict) else vars(value) if is_dataclass(value) else {}
     values = {}
@@ -290,11 +290,11 @@ def _arguments(model: nn.Module, record: Mapping[str, Any]) -> dict[str, Any]:
 def _depths(settings: Any, length: int, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield the paths of numbers that may be the depth."""
     for key, value in settings.items() if isinstance(settings, dict) else enumerate(settings):
-        where = (*path, key)
-        if type(value) is int and (value == length or (value > 1 and _named(where))):
-            yield where
+        setting_path = (*path, key)
+        if type(value) is int and (value == length or (value > 1 and _named(setting_path))):
+            yield setting_path
         elif isinstance(value, dict | list):
-            yield from _depths(value, length, where)
+            yield from _depths(value, length, setting_path)
 
 
 def _named(path: Sequence[Any]) -> bool:
@@ -327,38 +327,38 @@ def _placed(holder: Any, length: int, places: Sequence[int]) -> Iterator[Any]:
     if isinstance(holder, list):
         yield [*holder]
         return
-    new = {
+    shorter_settings = {
         name: _without_places(value, length, places)
         for name, value in holder.items()
         if name not in (*OUTPUTS, *LABELS)
     }
-    yield holder | {name: value for name, value in new.items() if value is not None}
+    yield holder | {name: value for name, value in shorter_settings.items() if value is not None}
 
 
 def _variants(holder: Any, length: int, places: Sequence[int]) -> Iterator[Any]:
     """Yield variants: one setting, or all, are not per block, or a number counts the first blocks."""
-    for placed in _placed(holder, length, places) if isinstance(holder, dict) else ():
-        for name in placed:
-            if placed[name] != holder[name]:
-                yield {**placed, name: holder[name]}
+    for shorter_settings in _placed(holder, length, places) if isinstance(holder, dict) else ():
+        for name in shorter_settings:
+            if shorter_settings[name] != holder[name]:
+                yield {**shorter_settings, name: holder[name]}
         yield {**holder}
-        for name, value in placed.items():
+        for name, value in shorter_settings.items():
             if type(value) is int and 0 < value < length:
-                yield {**placed, name: value - sum(place < value for place in places)}
+                yield {**shorter_settings, name: value - sum(place < value for place in places)}
 
 
 def _without_places(value: Any, length: int, places: Sequence[int]) -> Any:
     """Return a setting (list, pattern or block indices) without some blocks; ``None`` for settings of other kinds."""
 
-    def moved(place: int) -> int:
-        return place - sum(gone < place for gone in places)
+    def new_index(index: int) -> int:
+        return index - sum(removed < index for removed in places)
 
     if isinstance(value, dict) and value and all(str(key).isdecimal() for key in value):
-        return {str(moved(int(key))): setting for key, setting in value.items() if int(key) not in places}
+        return {str(new_index(int(key))): setting for key, setting in value.items() if int(key) not in places}
     if not isinstance(value, list) or not value:
         return None
     if len(value) == length or (len(value) < length and all(isinstance(setting, str) for setting in value)):
-        return [value[place % len(value)] for place in range(length) if place not in places]
+        return [value[index % len(value)] for index in range(length) if index not in places]
     if all(type(setting) is int for setting in value) and sorted({*value}) == value and 0 <= value[0] < length:
-        return [moved(place) for place in value if place not in places]
+        return [new_index(index) for index in value if index not in places]
     return None

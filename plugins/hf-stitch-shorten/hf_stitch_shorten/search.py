@@ -1,4 +1,4 @@
-"""Search for removable blocks: moments of all intervals in one pass, and outputs of all mapped networks in a second."""
+"""Search for removable blocks: fit the maps of all intervals in one pass, and score all intervals in a second."""
 
 from __future__ import annotations
 
@@ -104,10 +104,10 @@ class Search:
             for last in range(first + 1, min(first + longest + 1, len(stack.blocks)))
         ]
         free = [interval for interval in intervals if not set(interval.blocks) & set(self.keep)]
-        return tuple(interval for interval in free if self.matcher == "drop" or self._maps(interval))
+        return tuple(interval for interval in free if self.matcher == "drop" or self._can_map(interval))
 
-    def _maps(self, interval: Interval) -> bool:
-        """Return whether both ends of an interval have streams of the same kind."""
+    def _can_map(self, interval: Interval) -> bool:
+        """Return whether a map can replace an interval: both ends have joints, and their blocks end in the same way."""
         ends = self.joints.get(interval.before), self.joints.get(interval.end)
         return None not in ends and len({_kind(joint, block) for joint, block in zip(
             ends, (interval.before, interval.end), strict=True)}) == 1  # fmt: skip
@@ -128,12 +128,12 @@ class Search:
             taps = run(self.network, inputs, joints, blocks, complete=False)
             for block, lasts in ends.items():
                 joint, representation = joints[block], taps.outputs[block]
-                read = input_rows(self.network.model.get_submodule(joint.projection), taps.inputs[block])
-                lacks = {
-                    last: _lacks(taps.streams[last] - taps.streams[block], representation.layout, joint)
+                rows = input_rows(self.network.model.get_submodule(joint.projection), taps.inputs[block])
+                gaps = {
+                    last: _missing(taps.streams[last] - taps.streams[block], representation.layout, joint)
                     for last in lasts
                 }
-                self._add(sums[block], representation, read, lacks, count)
+                self._add(sums[block], representation, rows, gaps, count)
             self.cost += len(batch.samples)
         sums = self._gathered(sums)
         self.rows = max((fitted.count + held.count for fitted, held in sums.values()), default=0)
@@ -155,37 +155,36 @@ class Search:
 
     def catch_up(self, samples: Samples, block: str, original: str) -> Change:
         """Return the change of a block after removed blocks that restores its stream in the whole network."""
-        joint, aim, sums = self.joints[block], None, {block: (Moments(), Moments())}
+        joint, original_joint, sums = self.joints[block], None, {block: (Moments(), Moments())}
         for count, (inputs, batch) in enumerate(self._batches(samples, "refitting later blocks")):
-            aim = aim or joint_of(self.reference, original, inputs)
-            assert aim is not None
+            original_joint = original_joint or joint_of(self.reference, original, inputs)
+            assert original_joint is not None
             taps = run(self.network, inputs, {block: joint}, [block], complete=False)
-            whole = run(self.reference, inputs, {original: aim}, [original], complete=False)
+            reference_taps = run(self.reference, inputs, {original: original_joint}, [original], complete=False)
             representation = taps.outputs[block]
-            read = input_rows(self.network.model.get_submodule(joint.projection), taps.inputs[block])
-            lack = _lacks(whole.streams[original] - taps.streams[block], representation.layout, joint)
-            self._add(sums[block], representation, read, {block: lack}, count)
+            rows = input_rows(self.network.model.get_submodule(joint.projection), taps.inputs[block])
+            gap = _missing(reference_taps.streams[original] - taps.streams[block], representation.layout, joint)
+            self._add(sums[block], representation, rows, {block: gap}, count)
             self.cost += 2 * len(batch.samples)
         fits = Fits(self.network.model.get_submodule(joint.projection), joint.scale, *self._gathered(sums)[block])
         return fits.refit(block)
 
     def _add(
-        self, sums: tuple[Moments, Moments], representation: Representation, read: Tensor, lacks: Mapping[str, Tensor],
+        self, sums: tuple[Moments, Moments], representation: Representation, rows: Tensor, gaps: Mapping[str, Tensor],
         count: int,
     ) -> None:  # fmt: skip
         """Add the rows of a batch to the moments for fitting and to the held-out moments."""
-        first = (
-            count * representation.batch + self.run.processes.rank
-        )  # so that processes with few samples also hold some out
-        for fold, chosen in zip(sums, _folds(representation.batch, read, representation.mask, first), strict=True):
-            fold.add(read[chosen], {last: lack[chosen] for last, lack in lacks.items()})
+        # with the rank, processes with few samples also hold some out
+        first = count * representation.batch + self.run.processes.rank
+        for fold, chosen_rows in zip(sums, _folds(representation.batch, rows, representation.mask, first), strict=True):
+            fold.add(rows[chosen_rows], {last: gap[chosen_rows] for last, gap in gaps.items()})
 
     def _gathered(self, sums: dict[str, tuple[Moments, Moments]]) -> dict[str, tuple[Moments, Moments]]:
         """Return the moments of all processes."""
-        parts = self.run.processes.gather(sums)
-        total = parts[0]
-        for part in parts[1:]:
-            total = {name: (total[name][0] + one, total[name][1] + two) for name, (one, two) in part.items()}
+        gathered = self.run.processes.gather(sums)
+        total = gathered[0]
+        for process_sums in gathered[1:]:
+            total = {name: (total[name][0] + fit, total[name][1] + held) for name, (fit, held) in process_sums.items()}
         return total
 
     # -- scoring ------------------------------------------------------------------------------------------------------
@@ -202,14 +201,14 @@ class Search:
         Returns:
             Interval -> metric -> value, interval -> change, and the metric.
         """
-        values, used = self.values(samples, changes), dict(changes)
+        values, best_changes = self.values(samples, changes), dict(changes)
         figure = chosen_figure(self.task, values, metric)
         if self.matcher in REFITS and changes:
             sign = 1 if self.task.figures.get(figure, True) else -1
             for interval, row in self.values(samples, dict.fromkeys(changes)).items():
                 if sign * row[figure] > sign * values[interval][figure]:
-                    values[interval], used[interval] = row, None
-        return values, used, figure
+                    values[interval], best_changes[interval] = row, None
+        return values, best_changes, figure
 
     def values(self, samples: Samples, changes: Mapping[Interval, Change | None]) -> dict[Interval, dict[str, float]]:
         """Return the metrics of the network without each interval, against the outputs of the reference.
@@ -221,10 +220,10 @@ class Search:
         Returns:
             Interval -> metric -> value.
         """
-        measured: Any = self.measured(samples, changes)
-        drawn: Mapping[Any, Any] = self.task.drawn(measured, resamples=0, seed=self.run.seed)
+        answers: Any = self.measured(samples, changes)
+        metrics: Mapping[Any, Any] = self.task.drawn(answers, resamples=0, seed=self.run.seed)
         return {
-            name: {figure: float(values[0]) for figure, values in drawn[name].items()} for name in changes
+            name: {figure: float(values[0]) for figure, values in metrics[name].items()} for name in changes
         }  # fmt: skip
 
     def measured(self, samples: Samples, changes: Mapping[Interval, Change | None]) -> dict[Any, Answers]:
@@ -232,23 +231,23 @@ class Search:
         blocks = [*dict.fromkeys(name for candidate in changes for name in (candidate.before, candidate.end))]
         mapping = [candidate for candidate, change in changes.items() if change is not None]
         joints = {name: self.joints[name] for candidate in mapping for name in (candidate.before, candidate.end)}
-        measured: dict[Any, list[Answers]] = {}
+        answers: dict[Any, list[Answers]] = {}
         for inputs, batch in self._batches(samples, "scoring intervals"):
             taps, side = run(self.network, inputs, joints, blocks), (batch, inputs)
             target = taps.output
             if self.network is not self.reference:
                 target = self.reference.forward(self.task.inputs(self.reference, batch.samples))
                 self.cost += len(batch.samples)
-            for place, (interval, change) in enumerate(changes.items()):
+            for index, (interval, change) in enumerate(changes.items()):
                 rows = self.task.measure(
                     {"target": target, "stitched": self._mapped(taps, interval, change)}, side, side
                 )
-                measured.setdefault(interval, []).append(rows["stitched"])
-                if not place:
-                    measured.setdefault("target", []).append(rows["target"])
-            behind = sum(self._share_after(candidate) for candidate in changes)
-            self.cost += (1 + behind) * len(batch.samples)
-        gathered = self.run.processes.gather(measured)
+                answers.setdefault(interval, []).append(rows["stitched"])
+                if not index:
+                    answers.setdefault("target", []).append(rows["target"])
+            later_layers = sum(self._share_after(candidate) for candidate in changes)
+            self.cost += (1 + later_layers) * len(batch.samples)
+        gathered = self.run.processes.gather(answers)
         parts = {name: [row for part in gathered for row in part[name]] for name in gathered[0]}
         return self.task.joined(parts, samples)
 
@@ -303,8 +302,8 @@ def task_of(network: Adapter) -> Task:
 def mapped(network: Adapter, joint: Joint, taps: Taps, interval: Interval, change: Change) -> Tensor:
     """Return the stream of the block before an interval with its projection changed."""
     representation = taps.outputs[interval.before]
-    read = input_rows(network.model.get_submodule(joint.projection), taps.inputs[interval.before])
-    added = read.double() @ change.weight.T + (0 if change.bias is None else change.bias)
+    rows = input_rows(network.model.get_submodule(joint.projection), taps.inputs[interval.before])
+    added = rows.double() @ change.weight.T + (0 if change.bias is None else change.bias)
     added = added * joint.scale
     stream: Tensor = taps.streams[interval.before]
     if representation.layout == "bchw":
@@ -325,20 +324,20 @@ def chosen_figure(task: Task, values: Mapping[Any, Mapping[str, float]], request
     return requested or next(name for name in (*PREFERRED, *names) if name in names)
 
 
-def _lacks(difference: Tensor, layout: str, joint: Joint) -> Tensor:
+def _missing(difference: Tensor, layout: str, joint: Joint) -> Tensor:
     """Return, as rows, the change of a projection's output that adds a difference to its stream; 0 in dead channels."""
     rows = rows_of(difference, layout)
     return torch.where(joint.scale == 0, 0, rows / joint.scale.where(joint.scale != 0, 1))
 
 
 def _kind(joint: Joint | None, block: str) -> str | None:
-    """Return the end of a block after the stream, as a name inside of the block."""
+    """Return the name of the end of a block (:attr:`Joint.tail`) inside of the block; ``None`` without such an end."""
     return None if joint is None or joint.tail is None else joint.tail.removeprefix(block)
 
 
-def _folds(batch: int, read: Tensor, mask: Tensor | None, first: int) -> tuple[Tensor, Tensor]:
-    """Return which rows of a batch are for fitting, and which are held out; padding is neither."""
-    per_sample = len(read) // batch
-    held = ((torch.arange(batch) + first) % FOLDS == FOLDS - 1).repeat_interleave(per_sample).to(read.device)
-    real = torch.ones_like(held) if mask is None else mask.flatten()
-    return ~held & real, held & real
+def _folds(batch: int, rows: Tensor, mask: Tensor | None, first: int) -> tuple[Tensor, Tensor]:
+    """Return masks of the rows of a batch for fitting and of the held-out rows; padding is in neither."""
+    per_sample = len(rows) // batch
+    held_out = ((torch.arange(batch) + first) % FOLDS == FOLDS - 1).repeat_interleave(per_sample).to(rows.device)
+    real = torch.ones_like(held_out) if mask is None else mask.flatten()
+    return ~held_out & real, held_out & real

@@ -79,18 +79,18 @@ def stacks(network: Adapter) -> tuple[Stack, ...]:
     """
     groups: dict[tuple[str, RepresentationSpec], list[str]] = {}
     for layer in network.layers:
-        parent, _, place = layer.rpartition(".")
+        parent, _, index = layer.rpartition(".")
         if (
             parent
-            and place.isdecimal()
+            and index.isdecimal()
             and isinstance(network.model.get_submodule(parent), nn.ModuleList | nn.Sequential)
         ):
             groups.setdefault((parent, network.spec(layer)), []).append(layer)
     consecutive = []
     for (parent, _), blocks in groups.items():
-        places = [int(block.rpartition(".")[2]) for block in blocks]
-        if len(blocks) > 1 and places == list(range(places[0], places[0] + len(places))):
-            consecutive.append(Stack(parent, tuple(blocks), places[0]))
+        indices = [int(block.rpartition(".")[2]) for block in blocks]
+        if len(blocks) > 1 and indices == list(range(indices[0], indices[0] + len(indices))):
+            consecutive.append(Stack(parent, tuple(blocks), indices[0]))
     return tuple(consecutive)
 
 
@@ -139,7 +139,7 @@ def run(
     """
     taps, rectified = Taps(), dict[str, Any]()
 
-    def keep(name: str, representation: Representation) -> None:
+    def record(name: str, representation: Representation) -> None:
         values = representation.values
         taps.outputs[name] = representation.replace(values=values.clone())
         joint = joints.get(name)
@@ -152,12 +152,12 @@ def run(
         if any(joint.tail == RELU for joint in joints.values()):
             stack.enter_context(_Rectified(rectified))
         for name, joint in joints.items():
-            read = network.model.get_submodule(joint.projection)
-            stack.callback(read.register_forward_pre_hook(_recorder(taps.inputs, name)).remove)
+            projection = network.model.get_submodule(joint.projection)
+            stack.callback(projection.register_forward_pre_hook(_recorder(taps.inputs, name)).remove)
             if joint.tail not in (None, RELU):
                 tail = network.model.get_submodule(str(joint.tail))
                 stack.callback(tail.register_forward_pre_hook(_recorder(taps.streams, name)).remove)
-        taps.output = network.run_with_callback(inputs, blocks, keep, complete=complete)
+        taps.output = network.run_with_callback(inputs, blocks, record, complete=complete)
     return taps
 
 
@@ -201,36 +201,36 @@ def joint_of(network: Adapter, block: str, inputs: Mapping[str, Any]) -> Joint |
     Returns:
         The joint, or ``None`` without a joint, as with a norm after the projection, or with experts.
     """
-    seen: dict[str, tuple[Any, Any]] = {}
+    calls: dict[str, tuple[Any, Any]] = {}
     tails: list[str] = []
     linear: list[str] = []
     module = network.model.get_submodule(block)
 
-    def note(name: str) -> Any:
+    def hook_of(name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if name not in seen and _is_projection(module, args, output, network.spec(block).width):
+            if name not in calls and _is_projection(module, args, output, network.spec(block).width):
                 linear.append(name)
             elif name in linear:  # it runs more than once
                 linear.remove(name)
-            seen[name] = (args, output) if name not in seen else (None, None)
+            calls[name] = (args, output) if name not in calls else (None, None)
 
         return hook
 
-    def keep(name: str, representation: Representation) -> None:
-        for inner, (args, output) in seen.items():
+    def find_tail(name: str, representation: Representation) -> None:
+        for inner, (args, output) in calls.items():
             same = isinstance(output, Tensor) and output.data_ptr() == representation.values.data_ptr()
-            alone = (
+            single_input = (
                 args and len(args) == 1 and isinstance(args[0], Tensor) and args[0].shape == representation.values.shape
             )
-            inside = None if inner == RELU else network.model.get_submodule(inner)
-            if same and alone and not isinstance(inside, (*PROJECTIONS, nn.Dropout)):
+            inner_module = None if inner == RELU else network.model.get_submodule(inner)
+            if same and single_input and not isinstance(inner_module, (*PROJECTIONS, nn.Dropout)):
                 tails.append(inner)
 
-    with ExitStack() as stack, _Rectified(seen):
+    with ExitStack() as stack, _Rectified(calls):
         for name, inner in module.named_modules(prefix=block):
             if inner is not module and not list(inner.children()):
-                stack.callback(inner.register_forward_hook(note(name)).remove)
-        network.run_with_callback(inputs, [block], keep)
+                stack.callback(inner.register_forward_hook(hook_of(name)).remove)
+        network.run_with_callback(inputs, [block], find_tail)
     streams: dict[str | None, Tensor | None] = {}
     for name in sorted(reversed(linear), key=lambda n: -reads(network.model, n)):
         for tail in (None, *tails[-1:]):  # only the last call; earlier modules may work in place
@@ -273,10 +273,10 @@ def _scale(
     noise: list[Tensor] = []
 
     def disturb(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        draw = torch.Generator().manual_seed(0)
-        drawn = torch.randn(output.shape, generator=draw).to(output) * output.detach().std().clamp(min=1e-3)
-        noise.append(drawn)
-        return output + drawn
+        generator = torch.Generator().manual_seed(0)
+        values = torch.randn(output.shape, generator=generator).to(output) * output.detach().std().clamp(min=1e-3)
+        noise.append(values)
+        return output + values
 
     with _hooked(network.model.get_submodule(name), disturb):
         after = _stream(network, Joint(name, torch.ones(()), tail), block, inputs)
@@ -292,8 +292,8 @@ def _scale(
     eps = torch.finfo(before.dtype).eps
     rounding = eps * rows_of(before.double(), network.spec(block).layout).norm(dim=0)
     error = ((change - scale * added).norm(dim=0) - rounding).clamp(min=0).norm() / change.norm().clamp(min=1e-30)
-    size = min(eps / torch.finfo(torch.float32).eps * TOLERANCE, 0.1)
-    return scale if bool(scale.any()) and float(error) < size else None
+    bound = min(eps / torch.finfo(torch.float32).eps * TOLERANCE, 0.1)
+    return scale if bool(scale.any()) and float(error) < bound else None
 
 
 @contextmanager

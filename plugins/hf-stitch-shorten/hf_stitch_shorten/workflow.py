@@ -35,8 +35,8 @@ RESAMPLES = 1000
 FEWEST = 8
 """Minimum number of samples for fitting, choosing and testing, each."""
 
-DIFFERENT = {False: 1e-5, True: 3e-2}
-"""Whether in half precision -> maximum difference between rebuilt and mapped network, over the largest output."""
+TOLERANCE, HALF_TOLERANCE = 1e-5, 3e-2
+"""Maximum difference between rebuilt and mapped network, over the largest output: in float32, in half precision."""
 
 NEW_TOKENS = 32
 """Number of generated tokens for measuring the speed."""
@@ -109,16 +109,16 @@ def shorten(
         if metric is not None and metric not in task.figures:
             raise ValueError(f"metric must be one of {', '.join(task.figures)}, got {metric!r}")
         samples, separate_test = (
-            None if raw is None else _numbered(task, Samples.of(raw), network) for raw in (data, test_data)
+            None if dataset is None else _numbered(task, Samples.of(dataset), network) for dataset in (data, test_data)
         )
         assert samples is not None
         rest, test = (samples, separate_test) if separate_test is not None else samples.split(SHARE, run.seed)
         fit, choose = rest.split(SHARE, run.seed)
-        for part, purpose in ((fit, "to fit on"), (choose, "to choose by"), (test, "to test on")):
-            if len(part) < FEWEST:
-                raise ValueError(f"{len(part)} samples {purpose} are too few: pass at least {FEWEST} for each purpose")
+        for split, purpose in ((fit, "to fit on"), (choose, "to choose by"), (test, "to test on")):
+            if len(split) < FEWEST:
+                raise ValueError(f"{len(split)} samples {purpose} are too few: pass at least {FEWEST} for each purpose")
         job = _Job(network, fit, choose, tuple(keep), matcher, metric, None if max_loss is None else 1 - max_loss, run)
-        return job.report(job.shortened(remove, scattered), test)
+        return job.report(job.search(remove, scattered), test)
 
 
 @dataclass(frozen=True)
@@ -150,42 +150,43 @@ class _Job:
     inputs: int = 0  # number of inputs of the widest projection
 
     # -- searching ----------------------------------------------------------------------------------------------------
-    def shortened(self, remove: int | float | Literal["auto"], scattered: bool) -> _State:
+    def search(self, remove: int | float | Literal["auto"], scattered: bool) -> _State:
         """Return the best network without some blocks."""
         search = self._search(self.network)
         self.task = search.task
         if self.network.library in ("transformers", "timm"):
-            self.network.blueprint()  # raises an error before any pass if it cannot be rebuilt
+            self.network.blueprint()  # only to raise an error now if the network cannot be rebuilt
         names = {block: block for stack in search.stacks for block in stack.blocks}
         if unknown := [name for name in self.keep if name not in names]:
             raise ValueError(f"keep contains {unknown[0]!r}, which is not a block; blocks: {', '.join(names)}")
         count = self._count(remove, search, scattered)
-        free = len(names) - len({*self.keep} | {stack.blocks[0] for stack in search.stacks})
-        if remove != "auto" and count > free:
-            raise ValueError(f"{count} blocks are to be removed, but keep leaves only {free}")
-        start = _State(self.network, names)
+        removable = len(names) - len({*self.keep} | {stack.blocks[0] for stack in search.stacks})
+        if remove != "auto" and count > removable:
+            raise ValueError(f"{count} blocks are to be removed, but keep leaves only {removable}")
+        original = _State(self.network, names)
         values, changes = self._scored(search, search.intervals(count))
-        first = self._ranked(values)
+        ranked = self._ranked(values)
         if remove == "auto":
-            first = self._allowed(first, values)
-            count = max(len(interval.blocks) for interval in first)
-        whole = [interval for interval in first if len(interval.blocks) == count]
-        built = [self._built(start, search, whole, changes)] if whole else []
+            ranked = self._allowed(ranked, values)
+            count = max(len(interval.blocks) for interval in ranked)
+        longest = [interval for interval in ranked if len(interval.blocks) == count]
+        states = [self._rebuild_best(original, search, longest, changes)] if longest else []
         if scattered and count > 1 and remove != "auto":
-            state = self._built(start, search, [interval for interval in first if len(interval.blocks) == 1], changes)
+            single_blocks = [interval for interval in ranked if len(interval.blocks) == 1]
+            state = self._rebuild_best(original, search, single_blocks, changes)
             for _ in range(count - 1):
                 search = self._search(state.network, state.names)
                 values, changes = self._scored(search, search.intervals(1))
-                state = self._built(state, search, self._ranked(values), changes)
-            built.append(state)
-        if not built:
+                state = self._rebuild_best(state, search, self._ranked(values), changes)
+            states.append(state)
+        if not states:
             raise ValueError(f"{count} consecutive blocks cannot be removed: keep fewer blocks, or pass scattered=True")
-        best = built[0] if len(built) == 1 else self._best(built)
+        best = states[0] if len(states) == 1 else self._best(states)
         if self.matcher == LATER:
-            best = self._caught_up(best)
-        chosen = runs_of(best.removed)
+            best = self._refit_later(best)
+        removed_runs = runs_of(best.removed)
         self.candidates = [
-            Candidate(interval.before, interval.blocks, row[self.figure], interval.blocks in chosen)
+            Candidate(interval.before, interval.blocks, row[self.figure], interval.blocks in removed_runs)
             for interval, row in self._map.items()
         ]
         return best
@@ -210,11 +211,11 @@ class _Job:
         if remove == "auto":
             return max(longest // 2, 1)
         count = remove if isinstance(remove, int) else round(remove * total)
-        most = total - len(search.stacks) if scattered else longest
-        if not 1 <= count <= most:
+        limit = total - len(search.stacks) if scattered else longest
+        if not 1 <= count <= limit:
             sizes = ", ".join(f"{len(group.blocks)} in {group.name}" for group in search.stacks)
             raise ValueError(
-                f"remove={remove!r} are {count} of {total} blocks ({sizes}): 1 to {most} can be removed, because the "
+                f"remove={remove!r} are {count} of {total} blocks ({sizes}): 1 to {limit} can be removed, because the "
                 "first block of a stack stays, and removed blocks are consecutive without scattered=True"
             )
         return count
@@ -227,12 +228,12 @@ class _Job:
             raise ValueError(self._unmapped(search))
         changes = search.changes(self.fit, intervals)
         candidates = {interval: changes.get(interval) for interval in intervals}
-        values, used, figure = search.scored(self.choose, candidates, self.figure or self.metric)
+        values, best_changes, figure = search.scored(self.choose, candidates, self.figure or self.metric)
         self.cost += search.cost
         if not self.figure:
             self.rows, self._map, self.figure = search.rows, values, figure
             self.inputs = max((change.weight.shape[1] for change in changes.values()), default=0)
-        return values, used
+        return values, best_changes
 
     def _unmapped(self, search: Search) -> str:
         """Explain why intervals cannot be removed."""
@@ -268,7 +269,7 @@ class _Job:
         return allowed
 
     # -- building -----------------------------------------------------------------------------------------------------
-    def _built(
+    def _rebuild_best(
         self, state: _State, search: Search, ranked: Sequence[Interval], changes: Mapping[Interval, Change | None]
     ) -> _State:  # fmt: skip
         """Return the rebuilt network without the best interval that can be rebuilt with the same outputs."""
@@ -282,7 +283,7 @@ class _Job:
 
     def _without(self, state: _State, search: Search, interval: Interval, change: Change | None) -> _State:
         """Return the rebuilt network without an interval."""
-        coarse = next(state.network.model.parameters()).dtype in (torch.float16, torch.bfloat16)
+        is_half = next(state.network.model.parameters()).dtype in (torch.float16, torch.bfloat16)
         error = float("inf")
         for short in without(state.network, interval.stack.name, interval.places):
             if change is not None:
@@ -295,25 +296,25 @@ class _Job:
                     weights = state.network.model.get_submodule(str(end.tail)).state_dict()
                     short.model.get_submodule(str(before.tail)).load_state_dict(weights)
             error = search.difference(short, self.choose, interval, change)
-            if error <= DIFFERENT[coarse]:
+            if error <= (HALF_TOLERANCE if is_half else TOLERANCE):
                 break
         else:
             raise rebuild_error(state.network, f"without {interval.blocks[0]} (outputs differ by {error:.2g})")
         rename = renamed({interval.stack.name: interval.places})
         names = {new: name for block, name in state.names.items() if (new := rename(block)) is not None}
-        gone = (*state.removed, *(state.names[block] for block in interval.blocks))
+        removed = (*state.removed, *(state.names[block] for block in interval.blocks))
         order = list(self.network.layers)
-        return _State(short, names, tuple(sorted(gone, key=order.index)), max(error, state.error))
+        return _State(short, names, tuple(sorted(removed, key=order.index)), max(error, state.error))
 
-    def _caught_up(self, state: _State) -> _State:
+    def _refit_later(self, state: _State) -> _State:
         """Refit the projections of the blocks after the first removed block, if this improves the outputs."""
         short = copied(state.network)
         search = self._search(short, state.names)
-        first = {stack: min(places) for stack, places in self._places(state.removed).items()}
+        first_removed = {stack: min(places) for stack, places in self._places(state.removed).items()}
         for block, original in state.names.items():
-            stack, _, place = original.rpartition(".")
-            if block in search.joints and int(place) >= first.get(stack, int(place) + 1) - 1:
-                end = int(place)  # this block compensates for the removed blocks after it
+            stack, _, index = original.rpartition(".")
+            if block in search.joints and int(index) >= first_removed.get(stack, int(index) + 1) - 1:
+                end = int(index)  # this block compensates for the removed blocks after it
                 while f"{stack}.{end + 1}" in state.removed:
                     end += 1
                 change = search.catch_up(self.fit, block, f"{stack}.{end}")
@@ -324,14 +325,14 @@ class _Job:
     # -- judging ------------------------------------------------------------------------------------------------------
     def _best(self, states: Sequence[_State]) -> _State:
         """Return the state with the best outputs on the samples for choosing."""
-        networks = {str(place): state.network for place, state in enumerate(states)}
-        drawn = self._drawn(networks, self.choose, 0)
+        networks = {str(index): state.network for index, state in enumerate(states)}
+        metrics = self._drawn(networks, self.choose, 0)
         sign = 1 if self.task.figures.get(self.figure, True) else -1
-        return max(states, key=lambda state: sign * drawn[str(states.index(state))][self.figure][0])
+        return max(states, key=lambda state: sign * metrics[str(states.index(state))][self.figure][0])
 
     def _drawn(self, networks: Mapping[str, Adapter], samples: Samples, resamples: int) -> dict[str, dict[str, Any]]:
         """Return the metrics of networks against the whole network, on all samples and on resamples."""
-        measured: dict[str, list[Answers]] = {}
+        answers_by_process: dict[str, list[Answers]] = {}
         with torch.no_grad():
             for _, batch, _ in PairedSamples(samples, samples).batches(self.run, "testing"):
                 inputs = self.task.inputs(self.network, batch.samples)
@@ -339,31 +340,34 @@ class _Job:
                 side = batch, inputs
                 rows = self.task.measure({"target": self.network.forward(inputs), **outputs}, side, side)
                 for name, row in rows.items():
-                    measured.setdefault(name, []).append(row)
+                    answers_by_process.setdefault(name, []).append(row)
                 self.cost += (1 + len(networks)) * len(batch.samples)
-        gathered = self.run.processes.gather(measured)
-        parts = {name: [row for part in gathered for row in part[name]] for name in gathered[0]}
-        return self.task.drawn(self.task.joined(parts, samples), resamples=resamples, seed=self.run.seed)
+        gathered = self.run.processes.gather(answers_by_process)
+        answers = {name: [row for part in gathered for row in part[name]] for name in gathered[0]}
+        return self.task.drawn(self.task.joined(answers, samples), resamples=resamples, seed=self.run.seed)
 
     def report(self, state: _State, test: Samples) -> Shortened:
         """Test a shorter network, next to the same blocks only dropped, and return the result."""
         networks = {SHORTENED: state.network}
         if self.matcher != "drop":
             networks[DROPPED] = dropped(state.network, self.network, self._places(state.removed))
-        drawn = self._drawn(networks, test, RESAMPLES)
-        rows = {**{name: drawn[name] for name in networks}, **({FULL: drawn["target"]} if "target" in drawn else {})}
+        metrics = self._drawn(networks, test, RESAMPLES)
+        rows = {
+            **{name: metrics[name] for name in networks},
+            **({FULL: metrics["target"]} if "target" in metrics else {}),
+        }
         gain = None
         if self.matcher != "drop":
             sign = 1 if self.task.figures.get(self.figure, True) else -1
-            gain = as_score(sign * (drawn[SHORTENED][self.figure] - drawn[DROPPED][self.figure]))
-        shared = ContentSketch.of(self.fit, self.choose).share(test)
+            gain = as_score(sign * (metrics[SHORTENED][self.figure] - metrics[DROPPED][self.figure]))
+        overlap = ContentSketch.of(self.fit, self.choose).share(test)
         result = Shortened(
             str(self.network.reference), state.removed, self.matcher, self.task.name, len(test), test.fingerprint,
             self.rows, self.figure, scores_of(rows), gain, self.bound, tuple(self.candidates),
             self._sizes({FULL: self.network, SHORTENED: state.network}, test), state.error,
             self.cost / (len(self.fit) + len(self.choose)), (), state.network,
         )  # fmt: skip
-        return replace(result, notes=tuple(self._notes(result, shared or 0.0)))
+        return replace(result, notes=tuple(self._notes(result, overlap or 0.0)))
 
     def _places(self, removed: Sequence[str]) -> dict[str, list[int]]:
         """Return the indices of blocks in their lists."""
@@ -373,7 +377,7 @@ class _Job:
             places.setdefault(stack, []).append(int(place))
         return places
 
-    def _notes(self, result: Shortened, shared: float) -> list[str]:
+    def _notes(self, result: Shortened, overlap: float) -> list[str]:
         """Return remarks on the result."""
         notes = []
         if result.gain is not None and self.rows < 2 * self.inputs:
@@ -388,9 +392,9 @@ class _Job:
                 "the map does not help on the test samples: it is not required, or their distribution differs from "
                 "the data used for fitting"
             )
-        if shared:
+        if overlap:
             notes.append(
-                f"{shared:.0%} of the test samples were also used for fitting or choosing: scores are too optimistic"
+                f"{overlap:.0%} of the test samples were also used for fitting or choosing: scores are too optimistic"
             )
         short, whole = result.scores[SHORTENED], result.scores.get(FULL, {})
         if "accuracy" in whole and short["accuracy"].value > whole["accuracy"].value:
@@ -423,11 +427,11 @@ def _numbered(task: Task, samples: Samples, network: Adapter) -> Samples:
 
 def _seconds(work: Callable[[], Any], network: Adapter) -> float:
     """Return the seconds of a job."""
-    begin = time.perf_counter()
+    start = time.perf_counter()
     work()
     if network.device.type == "cuda":
         torch.cuda.synchronize(network.device)
-    return time.perf_counter() - begin
+    return time.perf_counter() - start
 
 
 def _generation(network: Adapter, inputs: Mapping[str, Any]) -> float | None:

@@ -39,7 +39,7 @@ def accuracy_difference(x: Tensor, y: Tensor, *, labels: Tensor | Array) -> Tens
         >>> accuracy_difference(torch.eye(4), torch.eye(4).flip(0), labels=torch.arange(4)).item()
         1.0
     """
-    correct_x, correct_y = _correct(x, y, labels)
+    correct_x, correct_y = _correct_predictions(x, y, labels)
     return (correct_x - correct_y).mean().abs()
 
 
@@ -79,12 +79,12 @@ def bootstrap_accuracy_difference(
         >>> interval.low < interval.value == 0.5 < interval.high
         True
     """
-    correct = _correct(*paired("accuracy_difference", x, y), labels)
+    correct = _correct_predictions(*paired("accuracy_difference", x, y), labels)
     options: dict[str, Any] = {"samples": samples, "resamples": resamples, "seed": seed, "confidence": confidence}
     return bootstrap(AccuracyDifference, *(side[:, None] for side in correct), **options)
 
 
-def _correct(x: Tensor, y: Tensor, labels: Tensor | Array) -> tuple[Tensor, Tensor]:
+def _correct_predictions(x: Tensor, y: Tensor, labels: Tensor | Array) -> tuple[Tensor, Tensor]:
     """Return ``(n,)`` for each side: 1 where the prediction is correct, 0 elsewhere."""
     check_widths("accuracy_difference", x, y)
     labels = torch.as_tensor(labels, device=x.device)

@@ -80,7 +80,7 @@ def reduced_ranks(
             moments_by_part[part].update(rows_x, rows_y)
     if rank_list is None:
         moments = moments_by_part.values()
-        max_rank = min(min(Spectrum.of(each, sxy=each.sxy).rank, each.dy) for each in moments)
+        max_rank = min(min(Spectrum.of(part, sxy=part.sxy).rank, part.dy) for part in moments)
         rank_list = [2**i for i in range(max_rank.bit_length()) if 2**i < max_rank] + [max_rank]
     collected_parts = CollectedParts(stitch.source, stitch.target, stitch.pooling, moments_by_part)
     return {rank: registries.matchers.build("low_rank", rank=rank).match(collected_parts).only for rank in rank_list}

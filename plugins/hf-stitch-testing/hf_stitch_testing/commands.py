@@ -81,17 +81,17 @@ class _CommandKit(Kit):
     def described(self) -> None:
         text = "help text" if isinstance(self.command, typer.Typer) else "docstring"
         require(_first_line(self.command) != "", f"the first line of the {text} must describe the command")
-        without = [function.__name__ for function in self.functions if not _first_line(function)]
-        require(not without, f"the first line of every docstring must describe the command; missing for {without}")
+        missing = [function.__name__ for function in self.functions if not _first_line(function)]
+        require(not missing, f"the first line of every docstring must describe the command; missing for {missing}")
 
     def parameters(self) -> None:
         command: Any = typer.main.get_command(self.app)
         commands = (command, *getattr(command, "commands", {}).values())
         parameters = [parameter for subcommand in commands for parameter in subcommand.params]
-        without = [
+        undocumented = [
             str(parameter.name) for parameter in parameters if not (getattr(parameter, "help", "") or "").strip()
         ]
-        require(not without, f"every parameter must have a help text; missing for {', '.join(without)}")
+        require(not undocumented, f"every parameter must have a help text; missing for {', '.join(undocumented)}")
 
     def help(self) -> None:
         output = " ".join(self._exit(["--help"], 0).replace("│", " ").split())

@@ -45,23 +45,23 @@ def check_data_source(
 
 class _DataSourceKit(Kit):
     def __init__(self, source: str | type[DataSource] | DataSource, place: str, absent: str) -> None:
-        self._given, self.place, self.absent = source, place, absent
+        self._source, self.place, self.absent = source, place, absent
 
     @cached_property
     def source(self) -> DataSource:
-        return self._given() if isinstance(self._given, type) else registries.data.build(self._given)
+        return self._source() if isinstance(self._source, type) else registries.data.build(self._source)
 
     @cached_property
-    def read(self) -> Splits:
+    def loaded(self) -> Splits:
         return self.source.splits(self.place)
 
     def _cases(self) -> Iterator[tuple[str, datasets.Dataset]]:
-        yield from self.read.items()
+        yield from self.loaded.items()
 
     def name(self) -> None:
         name, kind = getattr(self.source, "name", None), type(self.source)
-        plain = isinstance(name, str) and name != "" and ":" not in name
-        require(plain, f"name must be a string without a colon, got {name!r}")
+        is_valid = isinstance(name, str) and name != "" and ":" not in name
+        require(is_valid, f"name must be a string without a colon, got {name!r}")
         if name in registries.data:
             require_registered(registries.data, self.source)
         with must(f"{kind.__name__} must not require arguments"):
@@ -70,10 +70,10 @@ class _DataSourceKit(Kit):
     def splits(self) -> None:
         import datasets
 
-        named = isinstance(self.read, Mapping) and all(isinstance(name, str) and name for name in self.read)
-        require(named, f"splits must be a mapping with names as keys, got {self.read!r:.200}")
-        require(len(self.read) > 0, "splits must not be empty")
-        for name, split in self.read.items():
+        named = isinstance(self.loaded, Mapping) and all(isinstance(name, str) and name for name in self.loaded)
+        require(named, f"splits must be a mapping with names as keys, got {self.loaded!r:.200}")
+        require(len(self.loaded) > 0, "splits must not be empty")
+        for name, split in self.loaded.items():
             kind = type(split).__name__
             require(isinstance(split, datasets.Dataset), f"split {name!r} must be a datasets.Dataset, got {kind}")
             require(len(split) > 0, f"split {name!r} must not be empty")
@@ -93,13 +93,13 @@ class _DataSourceKit(Kit):
     def read_data(self) -> None:
         name = self.source.name
         skip_unless(name in registries.data, f"{name!r} is not registered")
-        splits = {split: read_data(f"{name}:{self.place}", split=split) for split in self.read}
+        splits = {split: read_data(f"{name}:{self.place}", split=split) for split in self.loaded}
         self._require_equal(splits, "splits and read_data")
 
     def _require_equal(self, splits: Splits, sources: str) -> None:
-        same = list(self.read) == list(splits)
-        require(same, f"{sources} must return the same splits, got {list(self.read)} and {list(splits)}")
-        for name, split in self.read.items():
+        same = list(self.loaded) == list(splits)
+        require(same, f"{sources} must return the same splits, got {list(self.loaded)} and {list(splits)}")
+        for name, split in self.loaded.items():
             second, message = splits[name], f"{sources} of split {name!r}"
             require(split.features == second.features, f"{message} must have equal features")
             require(len(split) == len(second), f"{message} must be equally long, got {len(split)} and {len(second)}")

@@ -32,7 +32,7 @@ class Kit:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[tuple[str, Callable[[], object]]]:
-        parts = {name: part for kind in reversed(type(self).__mro__) for name, part in vars(kind).items()}
+        parts = {name: part for base in reversed(type(self).__mro__) for name, part in vars(base).items()}
         for name, part in parts.items():
             if inspect.isfunction(part) and not name.startswith("_"):
                 yield name, partial(self._run, name)
@@ -47,20 +47,20 @@ class Configuration(Kit, Generic[C]):
     """Check of a method that is a config of its options."""
 
     def __init__(self, registry: Registry[Any], entry: str | C, options: dict[str, Any] | None = None) -> None:
-        self._registry, self._given, self._options = registry, entry, options or {}
+        self._registry, self._entry, self._options = registry, entry, options or {}
 
     @cached_property
     def entry(self) -> C:
         """The method, built once."""
-        return self._registry.build(self._given, **self._options)
+        return self._registry.build(self._entry, **self._options)
 
     def config(self) -> None:
         """Check that the entry is frozen and can be rebuilt from its JSON record."""
         record = json.loads(json.dumps(self.entry.to_dict(), allow_nan=False))
         rebuilt = self._registry.build(record)
         require(rebuilt == self.entry, f"the record {record} must rebuild {self.entry!r}, got {rebuilt!r}")
-        frozen = "setting an attribute of a frozen config"
-        require_error(AttributeError, lambda: setattr(self.entry, "name", "other"), frozen)
+        case = "setting an attribute of a frozen config"
+        require_error(AttributeError, lambda: setattr(self.entry, "name", "other"), case)
 
 
 def require(condition: bool, message: str) -> None:
@@ -82,8 +82,8 @@ def require_error(
     try:
         action()
     except errors as raised:
-        named = all(word in str(raised) for word in words)
-        require(named, f"the error on {case} must name {' and '.join(words)}: {raised}")
+        has_words = all(word in str(raised) for word in words)
+        require(has_words, f"the error on {case} must name {' and '.join(words)}: {raised}")
     except Exception as raised:
         raise AssertionError(f"{case} must raise {names}, got {type(raised).__name__}: {raised}") from raised
     else:
@@ -101,18 +101,18 @@ def must(requirement: str) -> Iterator[None]:
     """Convert errors in the block to an ``AssertionError`` with the requirement and the error."""
     try:
         yield
-    except Exception as raised:
-        raise AssertionError(f"{requirement}, got {type(raised).__name__}: {raised}") from raised
+    except Exception as error:
+        raise AssertionError(f"{requirement}, got {type(error).__name__}: {error}") from error
 
 
-def generators() -> list[Tensor]:
+def generator_states() -> list[Tensor]:
     """Return the states of the global generators of torch and numpy; imports may advance Python's generator."""
     keys: Any = np.random.get_state(legacy=False)["state"]["key"]
     return [torch.get_rng_state(), torch.from_numpy(keys.astype(np.int64))]
 
 
 @contextmanager
-def kept(message: str, read: Callable[[], Iterable[Tensor]] = generators) -> Iterator[None]:
+def unchanged(message: str, read: Callable[[], Iterable[Tensor]] = generator_states) -> Iterator[None]:
     """Require that the block leaves tensors unchanged, by default the states of random generators."""
     before = [tensor.clone() for tensor in read()]
     yield
@@ -131,7 +131,7 @@ def unknown_invariances(declared: Iterable[str]) -> None:
     require(not unknown, f"invariances must be among {INVARIANCES}, got {sorted(unknown)}")
 
 
-def moved(rows: Tensor, invariance: str, seed: int) -> Tensor:
+def transform(rows: Tensor, invariance: str, seed: int) -> Tensor:
     """Apply a random transformation of the class of an invariance."""
     generator, width = torch.Generator().manual_seed(seed), rows.shape[1]
     square = torch.randn(width, width, generator=generator, dtype=torch.float64)

@@ -24,14 +24,14 @@ from hf_stitch.stitches import SequenceStitch, Stitch, as_linear
 from hf_stitch_testing.kit import (
     Configuration,
     Kit,
-    kept,
-    moved,
     random,
     require,
     require_close,
     require_error,
     require_registered,
     skip_unless,
+    transform,
+    unchanged,
     unknown_invariances,
 )
 from hf_stitch_testing.parts import conformance
@@ -64,20 +64,21 @@ class _MatcherKit(Configuration[Matcher]):
 
     def _sides(self, widths: tuple[tuple[int, int], ...]) -> Iterator[tuple[Tensor, Tensor]]:
         skip_unless(not isinstance(self.entry, TrainedMatcher), f"{self.entry.name} is trained through networks")
-        return (_clustered(*pair) if isinstance(self.entry, UnpairedMatcher) else _related(*pair) for pair in widths)
+        draw_rows = _clustered_rows if isinstance(self.entry, UnpairedMatcher) else _related_rows
+        return (draw_rows(*pair) for pair in widths)
 
     def _fit(self, x: Tensor, y: Tensor, moments: Moments | None = None, dtype: torch.dtype = torch.float64) -> Stitch:
         """Fit the matcher to rows or to their moments."""
         if isinstance(self.entry, ClosedFormMatcher):
             return self.entry.fit(moments or _moments_at_once(x, y), dtype=dtype)
         if isinstance(self.entry, UnpairedMatcher):
-            pairs, rest = len(x) // 8, (len(x) + len(x) // 8) // 2
-            return self.entry.fit(x[:pairs], y[:pairs], dtype=dtype, unpaired=(x[pairs:rest], y[rest:]))
+            pairs, middle = len(x) // 8, (len(x) + len(x) // 8) // 2
+            return self.entry.fit(x[:pairs], y[:pairs], dtype=dtype, unpaired=(x[pairs:middle], y[middle:]))
         if isinstance(self.entry, RowsMatcher):
             return self.entry.fit(x, y, dtype=dtype)
         specs = RepresentationSpec("bd", x.shape[1]), RepresentationSpec("bd", y.shape[1])
-        collected = CollectedParts(*specs, "none", {"body": Features().update(x, y)})
-        return self.entry.match(collected).only.body.to(dtype)
+        parts = CollectedParts(*specs, "none", {"body": Features().update(x, y)})
+        return self.entry.match(parts).only.body.to(dtype)
 
     def config(self) -> None:
         super().config()
@@ -87,8 +88,8 @@ class _MatcherKit(Configuration[Matcher]):
     def pure(self, x: Tensor, y: Tensor) -> None:
         moments = _moments_at_once(x, y)
         with (
-            kept("a fit must not modify the moments or the rows", lambda: (x, y, *moments.state_dict().values())),
-            kept("a fit must use a separate random generator"),
+            unchanged("a fit must not modify the moments or the rows", lambda: (x, y, *moments.state_dict().values())),
+            unchanged("a fit must use a separate random generator"),
         ):
             self._fit(x, y, moments)
 
@@ -107,23 +108,23 @@ class _MatcherKit(Configuration[Matcher]):
         unknown_invariances(self.entry.invariances)
         mapped = self._fit(x, y)(x)
         for name, seed in product(self.entry.invariances, (0, 1)):
-            moved_x, moved_y = moved(x, name, seed), moved(y, name, seed)
-            _require_near(self._fit(moved_x, y)(moved_x), mapped, f"with x transformed by {name}", 1e-7)
-            _require_near(self._fit(x, moved_y)(x), moved(mapped, name, seed), f"with y transformed by {name}", 1e-7)
+            new_x, new_y, new_mapped = (transform(rows, name, seed) for rows in (x, y, mapped))
+            _require_near(self._fit(new_x, y)(new_x), mapped, f"with x transformed by {name}", 1e-7)
+            _require_near(self._fit(x, new_y)(x), new_mapped, f"with y transformed by {name}", 1e-7)
 
     def repeated(self, x: Tensor, y: Tensor) -> None:
         skip_unless(not self.entry.counts_rows, f"{self.entry.name} declares that it depends on the number of rows")
-        twice = self._fit(torch.cat([x, x]), torch.cat([y, y]))
-        _require_near(twice(x), self._fit(x, y)(x), "to each row twice (otherwise set counts_rows = True)", 1e-7)
+        stitch = self._fit(torch.cat([x, x]), torch.cat([y, y]))
+        _require_near(stitch(x), self._fit(x, y)(x), "to each row twice (otherwise set counts_rows = True)", 1e-7)
 
     def fitted(self, x: Tensor, y: Tensor) -> None:
         stitch, unpaired = self._fit(x, y), isinstance(self.entry, UnpairedMatcher)
-        fitted = stitch.fitted
-        complete = {"n", "r2"} <= fitted.keys() and (unpaired or fitted["n"] == len(x))
-        require(complete, f"fitted must contain 'r2' and n={len(x)}, got {fitted}")
+        record = stitch.fitted
+        is_complete = {"n", "r2"} <= record.keys() and (unpaired or record["n"] == len(x))
+        require(is_complete, f"fitted must contain 'r2' and n={len(x)}, got {record}")
         if isinstance(self.entry, ClosedFormMatcher):
             r2 = 1 - ((stitch(x) - y).square().sum() / (y - y.mean(0)).square().sum()).item()
-            require(math.isclose(float(fitted["r2"]), r2, abs_tol=1e-9), f"r2 must be {r2}, got {fitted['r2']}")
+            require(math.isclose(float(record["r2"]), r2, abs_tol=1e-9), f"r2 must be {r2}, got {record['r2']}")
 
     def empty(self, x: Tensor, y: Tensor) -> None:
         self._require_refused(x[:0], y[:0])
@@ -156,20 +157,20 @@ class _MatcherKit(Configuration[Matcher]):
         require_error(ValueError, lambda: self._fit(x, y), case)
 
 
-def _related(dx: int, dy: int) -> tuple[Tensor, Tensor]:
+def _related_rows(dx: int, dy: int) -> tuple[Tensor, Tensor]:
     """Return related float64 rows of x and y, with means several standard deviations from 0."""
-    draw = random(_ROWS + dx, dx + dy)
-    x = draw[:_ROWS, :dx] + 5
-    return x, x @ draw[_ROWS:, dx:] + 0.3 * draw[:_ROWS, dx:] - 3
+    numbers = random(_ROWS + dx, dx + dy)
+    x = numbers[:_ROWS, :dx] + 5
+    return x, x @ numbers[_ROWS:, dx:] + 0.3 * numbers[:_ROWS, dx:] - 3
 
 
-def _clustered(dx: int, dy: int) -> tuple[Tensor, Tensor]:
+def _clustered_rows(dx: int, dy: int) -> tuple[Tensor, Tensor]:
     """Return float64 rows in twelve clusters, and their image under an orthogonal map with different means."""
-    generator, narrow = torch.Generator().manual_seed(0), min(dx, dy)
-    centres = random(12, narrow, seed=generator)
+    generator, min_width = torch.Generator().manual_seed(0), min(dx, dy)
+    centres = random(12, min_width, seed=generator)
     rows = centres[torch.randint(12, (4 * _ROWS,), generator=generator)]
     rows = rows + 0.2 * random(*rows.shape, seed=generator)
-    x, y = (rows @ torch.linalg.qr(random(width, narrow, seed=generator)).Q.T for width in (dx, dy))
+    x, y = (rows @ torch.linalg.qr(random(width, min_width, seed=generator)).Q.T for width in (dx, dy))
     return x + 5, y - 3
 
 
@@ -223,101 +224,105 @@ def check_stitch(stitch: Stitch) -> _StitchKit:
 
 class _StitchKit(Kit):
     def __init__(self, stitch: Stitch) -> None:
-        self.given = stitch
+        self._stitch = stitch
 
     def _cases(self) -> Iterator[tuple[Tensor]]:
         """Yield vectors of shape ``(2, 3, in_features)`` in the dtype and on the device of the stitch."""
-        tensors = [*self.given.parameters(), *self.given.buffers()]
+        tensors = [*self._stitch.parameters(), *self._stitch.buffers()]
         dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
-        x = torch.randn(2, 3, self.given.in_features, generator=torch.Generator().manual_seed(0))
+        x = torch.randn(2, 3, self._stitch.in_features, generator=torch.Generator().manual_seed(0))
         yield (x.to(tensors[0].device if tensors else "cpu", dtype),)
 
     @cached_property
-    def exact(self) -> Any:
+    def in_float64(self) -> Any:
         """The stitch in float64."""
-        return copy.deepcopy(self.given).double()
+        return copy.deepcopy(self._stitch).double()
 
     def registered(self) -> None:
-        require_registered(registries.stitches, self.given)
+        require_registered(registries.stitches, self._stitch)
 
     def rebuilt(self, x: Tensor) -> None:
-        description = json.loads(json.dumps(self.given.to_dict(), allow_nan=False))
-        expected = self.given(x)
+        description = json.loads(json.dumps(self._stitch.to_dict(), allow_nan=False))
+        expected = self._stitch(x)
         for device in (x.device, torch.device("meta")):
             with device:
-                twin = Stitch.from_dict(description)
-            twin.load_state_dict(self.given.state_dict(), strict=True, assign=device.type == "meta")
-            for name, tensor in [*twin.named_parameters(), *twin.named_buffers()]:
+                rebuilt = Stitch.from_dict(description)
+            rebuilt.load_state_dict(self._stitch.state_dict(), strict=True, assign=device.type == "meta")
+            for name, tensor in [*rebuilt.named_parameters(), *rebuilt.named_buffers()]:
                 require(not tensor.is_meta, f"{name} is not in the state dict: make it a persistent buffer")
             require(
-                twin.to_dict() == description,
-                f"the record of a rebuilt stitch must be {description}, got {twin.to_dict()}",
+                rebuilt.to_dict() == description,
+                f"the record of a rebuilt stitch must be {description}, got {rebuilt.to_dict()}",
             )
-            require(torch.equal(twin(x), expected), f"a stitch rebuilt on {device} must have equal outputs")
+            require(torch.equal(rebuilt(x), expected), f"a stitch rebuilt on {device} must have equal outputs")
 
     def saved(self, x: Tensor) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            self.given.save(Path(folder, "new", "map.safetensors"))
-            again = Stitch.load(Path(folder, "new", "map.safetensors"))
-        same = type(again) is type(self.given) and again.to_dict() == self.given.to_dict() and not again.training
-        require(same and torch.equal(again(x), self.given(x)), "a saved and loaded stitch must have equal outputs")
+            self._stitch.save(Path(folder, "new", "map.safetensors"))
+            loaded = Stitch.load(Path(folder, "new", "map.safetensors"))
+        same_type = type(loaded) is type(self._stitch)
+        same = same_type and loaded.to_dict() == self._stitch.to_dict() and not loaded.training
+        require(same and torch.equal(loaded(x), self._stitch(x)), "a saved and loaded stitch must have equal outputs")
 
     def shapes(self, x: Tensor) -> None:
-        for shaped in (x, x[0], x[0, 0], x[:0]):
-            shape, expected = self.given(shaped).shape, (*shaped.shape[:-1], self.given.out_features)
-            require(shape == expected, f"output for shape {tuple(shaped.shape)} must be {expected}, got {tuple(shape)}")
+        for inputs in (x, x[0], x[0, 0], x[:0]):
+            shape, expected = self._stitch(inputs).shape, (*inputs.shape[:-1], self._stitch.out_features)
+            require(shape == expected, f"output for shape {tuple(inputs.shape)} must be {expected}, got {tuple(shape)}")
 
     def dtypes(self, x: Tensor) -> None:
-        dtype = self.given(x).dtype
+        dtype = self._stitch(x).dtype
         require(dtype == x.dtype, f"output for {x.dtype} must be {x.dtype}, got {dtype}")
-        require(self.exact(x.double()).dtype == torch.float64, "cast to float64, it must compute in float64")
+        require(self.in_float64(x.double()).dtype == torch.float64, "cast to float64, it must compute in float64")
 
     def independent(self, x: Tensor) -> None:
-        unit, inputs = ("sample", x) if isinstance(self.given, SequenceStitch) else ("vector", x.flatten(0, 1))
+        unit, inputs = ("sample", x) if isinstance(self._stitch, SequenceStitch) else ("vector", x.flatten(0, 1))
         inputs = inputs.double()
-        alone = torch.stack([self.exact(one) for one in inputs])
-        require_close(self.exact(inputs), alone, f"the output for a {unit} must not depend on the remaining {unit}s")
+        separate = torch.stack([self.in_float64(single) for single in inputs])
+        message = f"the output for a {unit} must not depend on the remaining {unit}s"
+        require_close(self.in_float64(inputs), separate, message)
 
     def padding(self, x: Tensor) -> None:
-        skip_unless(isinstance(self.given, SequenceStitch), f"{self.given.name} maps single positions")
+        skip_unless(isinstance(self._stitch, SequenceStitch), f"{self._stitch.name} maps single positions")
         x = x.double()
         for mask in (torch.tensor([[True, True, False]]), torch.tensor([[False, True, True]])):
             mask = mask.expand(len(x), -1).to(x.device)
-            real, changed = self.exact.map_sequence(x, mask)[mask], torch.where(mask[..., None], x, 7.0)
+            outputs, changed = self.in_float64.map_sequence(x, mask)[mask], torch.where(mask[..., None], x, 7.0)
             message = "the output at real positions must not depend on values at masked positions"
-            require_close(real, self.exact.map_sequence(changed, mask)[mask], message)
-            short = self.exact.map_sequence(x[:, mask[0]]).flatten(0, 1)
-            require_close(real, short, "the output at real positions must not change without masked positions")
+            require_close(outputs, self.in_float64.map_sequence(changed, mask)[mask], message)
+            unpadded = self.in_float64.map_sequence(x[:, mask[0]]).flatten(0, 1)
+            require_close(outputs, unpadded, "the output at real positions must not change without masked positions")
 
     def causal(self, x: Tensor) -> None:
-        declared = isinstance(self.given, SequenceStitch) and self.given.causal
-        skip_unless(declared, f"{self.given.name} does not declare that it is causal")
+        declared = isinstance(self._stitch, SequenceStitch) and self._stitch.causal
+        skip_unless(declared, f"{self._stitch.name} does not declare that it is causal")
         message = "the output at a position must not depend on later positions: set causal = False"
-        require_close(self.exact(x.double())[:, :2], self.exact(x.double()[:, :2]), message)
+        require_close(self.in_float64(x.double())[:, :2], self.in_float64(x.double()[:, :2]), message)
 
     def affine(self, x: Tensor) -> None:
-        skip_unless(self.given.affine, f"{self.given.name} does not declare that it is affine")
+        skip_unless(self._stitch.affine, f"{self._stitch.name} does not declare that it is affine")
         first, second = x.double().split(1)
-        mixed = torch.lerp(self.exact(first), self.exact(second), 0.3)
-        require_close(self.exact(torch.lerp(first, second, 0.3)), mixed, "the map is not affine: set affine = False")
-        if hasattr(self.exact, "matrix"):
-            linear = as_linear(self.exact)
-            pointers = {tensor.data_ptr() for tensor in self.exact.state_dict().values()}
-            copied = pointers.isdisjoint(weight.data_ptr() for weight in linear.parameters())
-            require(copied, "as_linear must copy the weights")
-            require_close(linear.double()(first), self.exact(first), "matrix() and bias must agree with the map")
+        mixed = torch.lerp(self.in_float64(first), self.in_float64(second), 0.3)
+        middle = self.in_float64(torch.lerp(first, second, 0.3))
+        require_close(middle, mixed, "the map is not affine: set affine = False")
+        if hasattr(self.in_float64, "matrix"):
+            linear = as_linear(self.in_float64)
+            pointers = {tensor.data_ptr() for tensor in self.in_float64.state_dict().values()}
+            is_copy = pointers.isdisjoint(weight.data_ptr() for weight in linear.parameters())
+            require(is_copy, "as_linear must copy the weights")
+            require_close(linear.double()(first), self.in_float64(first), "matrix() and bias must agree with the map")
 
     def gradients(self, x: Tensor) -> None:
-        twin = copy.deepcopy(self.given)
+        stitch = copy.deepcopy(self._stitch)
         with torch.enable_grad():
-            out = twin(x.requires_grad_())
-            require(out.requires_grad, "the input must receive a gradient")
-            out.square().sum().backward()
-        for name, tensor in [("the input", x), *twin.named_parameters()]:
-            reached = not tensor.requires_grad or (tensor.grad is not None and bool(tensor.grad.isfinite().all()))
-            require(reached, f"{name} must receive a finite gradient")
+            outputs = stitch(x.requires_grad_())
+            require(outputs.requires_grad, "the input must receive a gradient")
+            outputs.square().sum().backward()
+        for name, tensor in [("the input", x), *stitch.named_parameters()]:
+            has_gradient = not tensor.requires_grad or (tensor.grad is not None and bool(tensor.grad.isfinite().all()))
+            require(has_gradient, f"{name} must receive a finite gradient")
 
     def width(self, x: Tensor) -> None:
-        width = self.given.in_features
+        width = self._stitch.in_features
         for shape in ((2, width + 1), (5, 2, width + 2), ()):
-            require_error(ValueError, partial(self.given, x.new_zeros(shape)), f"an input of shape {shape}", str(width))
+            call = partial(self._stitch, x.new_zeros(shape))
+            require_error(ValueError, call, f"an input of shape {shape}", str(width))

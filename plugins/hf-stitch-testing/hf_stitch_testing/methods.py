@@ -18,17 +18,18 @@ from hf_stitch.representation import Representation
 from hf_stitch_testing.kit import (
     INVARIANCES,
     Configuration,
-    kept,
-    moved,
     random,
     require,
     require_close,
     require_error,
+    transform,
+    unchanged,
     unknown_invariances,
 )
 from hf_stitch_testing.parts import conformance
 
 SAMPLES, COUNT, KNOWN = 60, 12, 96
+"""Numbers of samples to select from, of anchors, and of samples to fit a detector to."""
 
 
 @conformance
@@ -62,24 +63,24 @@ class _SimilarityKit(Configuration[Similarity]):
         yield random(9, 6, seed=generator) + 1, random(14, 6, seed=generator) + 1
 
     def pure(self, x: Tensor, anchors: Tensor) -> None:
-        with kept("vectors and anchors must not be modified", lambda: (x, anchors)):
+        with unchanged("vectors and anchors must not be modified", lambda: (x, anchors)):
             self.entry(x, anchors)
 
     def shapes(self, x: Tensor, anchors: Tensor) -> None:
-        for shaped in (x, x[0], x[:0], x.reshape(3, 3, -1)):
-            shape, expected = self.entry(shaped, anchors).shape, (*shaped.shape[:-1], len(anchors))
-            require(shape == expected, f"output for shape {tuple(shaped.shape)} must be {expected}, got {tuple(shape)}")
+        for inputs in (x, x[0], x[:0], x.reshape(3, 3, -1)):
+            shape, expected = self.entry(inputs, anchors).shape, (*inputs.shape[:-1], len(anchors))
+            require(shape == expected, f"output for shape {tuple(inputs.shape)} must be {expected}, got {tuple(shape)}")
 
     def independent(self, x: Tensor, anchors: Tensor) -> None:
-        apart = torch.stack([self.entry(row, anchors) for row in x])
+        separate = torch.stack([self.entry(row, anchors) for row in x])
         message = "the similarities of a vector must not depend on the remaining vectors"
-        require(_close(self.entry(x, anchors), apart), message)
+        require(_close(self.entry(x, anchors), separate), message)
 
     def dtypes(self, x: Tensor, anchors: Tensor) -> None:
         for dtype in (torch.float32, torch.bfloat16):
-            narrow = self.entry(x.to(dtype), anchors.to(dtype))
-            require(narrow.dtype == dtype, f"output for {dtype} must be {dtype}, got {narrow.dtype}")
-            require(bool(narrow.isfinite().all()), f"output for {dtype} must be finite")
+            outputs = self.entry(x.to(dtype), anchors.to(dtype))
+            require(outputs.dtype == dtype, f"output for {dtype} must be {dtype}, got {outputs.dtype}")
+            require(bool(outputs.isfinite().all()), f"output for {dtype} must be finite")
 
     def mismatches(self, x: Tensor, anchors: Tensor) -> None:
         require_error(ValueError, lambda: self.entry(x[:, 1:], anchors), "vectors narrower than the anchors")
@@ -91,8 +92,8 @@ class _SimilarityKit(Configuration[Similarity]):
         for invariance in INVARIANCES:
             for seed in range(2):
                 # The same map transforms vectors and anchors.
-                both = moved(torch.cat([x, anchors]), invariance, seed)
-                holds = _close(self.entry(both[: len(x)], both[len(x) :]), values)
+                rows = transform(torch.cat([x, anchors]), invariance, seed)
+                holds = _close(self.entry(rows[: len(x)], rows[len(x) :]), values)
                 if invariance in declared:
                     require(holds, f"{name} declares invariance to {invariance}, but its values change")
                 else:
@@ -137,15 +138,15 @@ class _SelectionKit(Configuration[Selection]):
             yield count, {"features": random(SAMPLES, 5)} if self.entry.needs == "features" else {}
 
     def _select(self, count: int, features: dict[str, Tensor]) -> tuple[Any, ...]:
-        labels = [place % 4 for place in range(SAMPLES)] if self.entry.needs == "labels" else None
+        labels = [index % 4 for index in range(SAMPLES)] if self.entry.needs == "labels" else None
         samples = Samples.of(random(SAMPLES, 3, seed=1).float(), label=labels)
         return select_anchors(samples, count, self.entry, **features).ids
 
     def distinct(self, count: int, features: dict[str, Tensor]) -> None:
-        chosen = self._select(count, features)
+        ids = self._select(count, features)
         require(
-            len(chosen) == len(set(chosen)) == count,
-            f"the selection must return {count} different samples, got {chosen}",
+            len(ids) == len(set(ids)) == count,
+            f"the selection must return {count} different samples, got {ids}",
         )
 
     def repeatable(self, count: int, features: dict[str, Tensor]) -> None:
@@ -156,8 +157,8 @@ class _SelectionKit(Configuration[Selection]):
 
     def pure(self, count: int, features: dict[str, Tensor]) -> None:
         with (
-            kept("the features must not be modified", features.values),
-            kept("the selection must not change torch's random state"),
+            unchanged("the features must not be modified", features.values),
+            unchanged("the selection must not change torch's random state"),
         ):
             self._select(count, features)
 
@@ -200,29 +201,29 @@ class _DetectorKit(Configuration[Detector]):
 
     @cached_property
     def scorers(self) -> list[Scorer]:
-        return [self.entry.fit([activations], **self._required(activations)) for activations in self.known]
+        return [self.entry.fit([activations], **self._extra_inputs(activations)) for activations in self.known]
 
     def _cases(self) -> Iterator[tuple[Representation, Scorer, Tensor]]:
         """Yield activations, a scorer fitted to them, and their scores."""
         for activations, scorer in zip(self.known, self.scorers, strict=True):
             yield activations, scorer, scorer.score(activations)
 
-    def _required(self, activations: Representation) -> dict[str, Any]:
+    def _extra_inputs(self, activations: Representation) -> dict[str, Any]:
         """Return the labels and auxiliary activations that the detector requires."""
-        needs: dict[str, Any] = {}
+        extras: dict[str, Any] = {}
         if self.entry.needs_labels:
-            needs["labels"] = [place % 3 for place in range(KNOWN)]
+            extras["labels"] = [index % 3 for index in range(KNOWN)]
         if self.entry.auxiliary != "none":
-            needs["auxiliary"] = [_far(activations, activations.values.roll(1, 0))]
-        return needs
+            extras["auxiliary"] = [_far(activations, activations.values.roll(1, 0))]
+        return extras
 
     def needs(self) -> None:
         for activations in self.known:
-            extras = self._required(activations)
+            extras = self._extra_inputs(activations)
             for name in extras:
-                rest = {key: value for key, value in extras.items() if key != name}
+                remaining = {key: value for key, value in extras.items() if key != name}
                 word = "class" if name == "labels" else name
-                require_error(ValueError, partial(self.entry.fit, [activations], **rest), f"missing {name}", word)
+                require_error(ValueError, partial(self.entry.fit, [activations], **remaining), f"missing {name}", word)
 
     def scores(self, activations: Representation, scorer: Scorer, scores: Tensor) -> None:
         require(scores.shape == (KNOWN,), f"scores must have shape ({KNOWN},), got {tuple(scores.shape)}")
@@ -230,11 +231,12 @@ class _DetectorKit(Configuration[Detector]):
         require(bool(scores.isfinite().all()), "scores of finite activations must be finite")
 
     def independent(self, activations: Representation, scorer: Scorer, scores: Tensor) -> None:
-        apart = torch.cat([scorer.score(part) for part in _split(activations)])  # detectors may be networks, in float32
-        require_close(scores, apart, "the score of a sample must not depend on the remaining samples", 1e-5, 1e-5)
+        separate = torch.cat([scorer.score(part) for part in _split(activations)])
+        # Detectors may be networks, in float32.
+        require_close(scores, separate, "the score of a sample must not depend on the remaining samples", 1e-5, 1e-5)
 
     def batches(self, activations: Representation, scorer: Scorer, scores: Tensor) -> None:
-        extras = self._required(activations)
+        extras = self._extra_inputs(activations)
         if "auxiliary" in extras:
             extras["auxiliary"] = _split(extras["auxiliary"][0])
         rescored = self.entry.fit(_split(activations), **extras).score(activations)
@@ -243,16 +245,16 @@ class _DetectorKit(Configuration[Detector]):
 
     def random_state(self) -> None:
         for activations in self.known:
-            with kept("fitting and scoring must not change torch's random state"):
-                self.entry.fit([activations], **self._required(activations)).score(activations)
+            with unchanged("fitting and scoring must not change torch's random state"):
+                self.entry.fit([activations], **self._extra_inputs(activations)).score(activations)
 
     def far(self, activations: Representation, scorer: Scorer, scores: Tensor) -> None:
         far, near = scorer.score(_far(activations, activations.values)).median(), scores.median()
         require(bool(far > near), f"far samples must score higher than known samples ({near:.3g}), got {far:.3g}")
 
     def width(self, activations: Representation, scorer: Scorer, scores: Tensor) -> None:
-        wrong = Representation(random(2, 7, seed=1).float(), "bd")
-        require_error(ValueError, lambda: scorer.score(wrong), "a wrong width", "5", "7")
+        wider = Representation(random(2, 7, seed=1).float(), "bd")
+        require_error(ValueError, lambda: scorer.score(wider), "a wrong width", "5", "7")
 
 
 def _far(activations: Representation, values: Tensor) -> Representation:

@@ -24,7 +24,16 @@ from hf_stitch.metrics.base import (
 )
 from hf_stitch.registry import registries
 from hf_stitch.statistics import Moments, Weights, load_weights, save_weights
-from hf_stitch_testing.kit import Kit, kept, moved, random, require, require_error, skip_unless, unknown_invariances
+from hf_stitch_testing.kit import (
+    Kit,
+    random,
+    require,
+    require_error,
+    skip_unless,
+    transform,
+    unchanged,
+    unknown_invariances,
+)
 from hf_stitch_testing.parts import conformance
 
 _ROWS = 61
@@ -83,8 +92,10 @@ class _Values(Kit):
         skip_unless(self.metric.triangle_inequality, f"{self.metric.name} does not declare the triangle inequality")
         for row in self.table:
             for (j, direct), (k, first) in product(enumerate(row), repeat=2):
-                broken = direct > first + self.table[k][j] + 1e-9
-                require(not broken, f"the triangle inequality must hold, got {direct} > {first} + {self.table[k][j]}")
+                is_violated = direct > first + self.table[k][j] + 1e-9
+                require(
+                    not is_violated, f"the triangle inequality must hold, got {direct} > {first} + {self.table[k][j]}"
+                )
 
 
 def _label(x: Any, y: Any) -> str:
@@ -95,13 +106,13 @@ class _MetricKit(_Values):
     _tolerance = 1e-7
 
     def __init__(self, entry: Any, options: dict[str, Any]) -> None:
-        self._given, self._options = entry, options
+        self._entry, self._options = entry, options
 
     @cached_property
     def metric(self) -> ActivationMetric:
-        if isinstance(self._given, type):
-            return activation_metric(self._given(**self._options))
-        return activation_metric(self._given, **self._options)
+        if isinstance(self._entry, type):
+            return activation_metric(self._entry(**self._options))
+        return activation_metric(self._entry, **self._options)
 
     def _cases(self) -> Iterator[tuple[Tensor, Tensor, float]]:
         for dx, dy in ((5, 5),) if self.metric.equal_widths else ((5, 5), (6, 4), (4, 6)):
@@ -142,31 +153,31 @@ class _MetricKit(_Values):
         super().declarations()
 
     def pure(self, x: Tensor, y: Tensor, value: float) -> None:
-        unmodified = kept("a metric must not modify the rows", lambda: (x, y))
-        with kept("a metric must not draw random numbers"), unmodified:
+        unmodified = unchanged("a metric must not modify the rows", lambda: (x, y))
+        with unchanged("a metric must not draw random numbers"), unmodified:
             self._call(x, y)
 
     def types(self, x: Tensor, y: Tensor, value: float) -> None:
-        of_tensors, of_arrays = self._call(x.clone(), y.clone()), self._call(x.numpy(), y.numpy())
-        scalar = of_tensors.shape == () and of_tensors.dtype == torch.float64
-        require(scalar, f"tensors must return a 0-d float64 tensor, got {of_tensors!r}")
-        require(type(of_arrays) is float, f"arrays must return a float, got {type(of_arrays).__name__}")
-        _require_close(of_arrays, value, 1e-12, "of arrays")
-        narrow = x.bfloat16(), y.bfloat16()
-        wide = self._value(narrow[0].double(), narrow[1].double())
-        _require_close(self._value(*narrow), wide, 1e-12, "of bfloat16")
+        from_tensors, from_arrays = self._call(x.clone(), y.clone()), self._call(x.numpy(), y.numpy())
+        is_scalar = from_tensors.shape == () and from_tensors.dtype == torch.float64
+        require(is_scalar, f"tensors must return a 0-d float64 tensor, got {from_tensors!r}")
+        require(type(from_arrays) is float, f"arrays must return a float, got {type(from_arrays).__name__}")
+        _require_close(from_arrays, value, 1e-12, "of arrays")
+        in_bfloat16 = x.bfloat16(), y.bfloat16()
+        from_float64 = self._value(in_bfloat16[0].double(), in_bfloat16[1].double())
+        _require_close(self._value(*in_bfloat16), from_float64, 1e-12, "of bfloat16")
 
     def range(self, x: Tensor, y: Tensor, value: float) -> None:
         super().range(x, y, value)
-        narrow = x.bfloat16(), y.bfloat16()
-        super().range(*narrow, self._value(*narrow))
+        in_bfloat16 = x.bfloat16(), y.bfloat16()
+        super().range(*in_bfloat16, self._value(*in_bfloat16))
 
     def streamed(self, x: Tensor, y: Tensor, value: float) -> None:
         for sizes in ([7] * 8 + [5], [60, 1], [1, 30, 30]):
-            streamed = self._empty()
+            metric = self._empty()
             for rows in torch.arange(len(x)).split(sizes):
-                streamed.update(x[rows], y[rows])
-            _require_close(streamed.compute(), value, 1e-8, f"streamed in batches of {sizes}")
+                metric.update(x[rows], y[rows])
+            _require_close(metric.compute(), value, 1e-8, f"streamed in batches of {sizes}")
         require_error(ValueError, self._empty().compute, "compute() without rows", self.metric.name)
 
     def moments(self, x: Tensor, y: Tensor, value: float) -> None:
@@ -179,7 +190,8 @@ class _MetricKit(_Values):
     def invariances(self, x: Tensor, y: Tensor, value: float) -> None:
         skip_unless(bool(self.metric.invariances), f"{self.metric.name} does not declare invariances")
         for invariance, seed in product(self.metric.invariances, (0, 1)):
-            for side, sides in (("x", (moved(x, invariance, seed), y)), ("y", (x, moved(y, invariance, seed)))):
+            new_x, new_y = transform(x, invariance, seed), transform(y, invariance, seed)
+            for side, sides in (("x", (new_x, y)), ("y", (x, new_y))):
                 _require_close(self._value(*sides), value, 1e-7, f"with {side} transformed by {invariance}")
 
     def order(self) -> None:
@@ -188,23 +200,24 @@ class _MetricKit(_Values):
         shuffled = torch.randperm(_ROWS, generator=torch.Generator().manual_seed(2))
         some_x, some_y = x[numbers % 7], y[numbers * 3 % 11]  # few rows, repeated many times
         for sides in ((x, y), (some_x, y), (x, some_y), (some_x, some_y), (some_x, 2 * some_x)):
-            original, reordered = (self._defined(*(side[order] for side in sides)) for order in (numbers, shuffled))
+            original, reordered = (self._value_or_nan(*(side[rows] for side in sides)) for rows in (numbers, shuffled))
             zero = 1e-9 if self.metric.higher_is_better else 1e-7  # a distance is often the root of a difference
             _require_close(reordered, original, 1e-9, "of shuffled samples", zero)
 
     def repeated(self, x: Tensor, y: Tensor, value: float) -> None:
         skip_unless(not self.metric.counts_rows, f"{self.metric.name} declares that it depends on the number of rows")
-        of_repeated = self._value(torch.cat([x, x]), torch.cat([y, y]))
-        _require_close(of_repeated, value, 1e-8, "of each row twice (otherwise set counts_rows = True)")
+        repeated_value = self._value(torch.cat([x, x]), torch.cat([y, y]))
+        _require_close(repeated_value, value, 1e-8, "of each row twice (otherwise set counts_rows = True)")
 
     def dead(self) -> None:
-        free = {"scaling", "translation"} <= {*self.metric.invariances}
-        skip_unless(free, f"{self.metric.name} depends on the mean or scale of rows, so that equal rows may be valid")
+        invariant = {"scaling", "translation"} <= {*self.metric.invariances}
+        name = self.metric.name
+        skip_unless(invariant, f"{name} depends on the mean or scale of rows, so that equal rows may be valid")
         x, y = self._sides()
         self._require_error("equal rows of x", x[:1].expand_as(x), y)
         self._require_error("equal rows of y", x, y[:1].expand_as(y))
 
-    def _defined(self, x: Tensor, y: Tensor) -> float:
+    def _value_or_nan(self, x: Tensor, y: Tensor) -> float:
         """Return the value, or NaN if the metric raises a ``ValueError``."""
         try:
             return self._value(x, y)
@@ -228,8 +241,8 @@ class _MetricKit(_Values):
 
     def too_few_rows(self) -> None:
         x, y = self._sides()
-        least = max(self.metric.min_rows("x", x.shape[1]), self.metric.min_rows("y", y.shape[1]))
-        self._require_error(f"fewer rows than the {least} declared", x[: least - 1], y[: least - 1])
+        min_rows = max(self.metric.min_rows("x", x.shape[1]), self.metric.min_rows("y", y.shape[1]))
+        self._require_error(f"fewer rows than the {min_rows} declared", x[: min_rows - 1], y[: min_rows - 1])
 
     def unequal_widths(self) -> None:
         x, y = self._sides()
@@ -249,7 +262,7 @@ class _MetricKit(_Values):
     def gradient(self) -> None:
         skip_unless(self.metric.differentiable, f"{self.metric.name} is not declared differentiable")
         for side in (0, 1):
-            pair = [rows[:24].requires_grad_(place == side) for place, rows in enumerate(self._sides())]
+            pair = [rows[:24].requires_grad_(position == side) for position, rows in enumerate(self._sides())]
             with torch.enable_grad():
                 agrees = torch.autograd.gradcheck(self._call, pair, atol=1e-6, raise_exception=False)
             require(agrees, f"the gradient on {'xy'[side]} must agree with finite differences")
@@ -308,11 +321,11 @@ class _WeightMetricKit(_Values):
     _tolerance = 1e-9
 
     def __init__(self, entry: Any, options: dict[str, Any], *networks: nn.Module) -> None:
-        self._given, self._options, self.networks = entry, options, networks
+        self._entry, self._options, self.networks = entry, options, networks
 
     @cached_property
     def metric(self) -> WeightMetric:
-        entry, options = self._given, self._options
+        entry, options = self._entry, self._options
         metric: Any = entry(**options) if isinstance(entry, type) else registries.metrics.build(entry, **options)
         require(isinstance(metric, WeightMetric), f"{metric!r} must be a WeightMetric")
         return metric
@@ -348,17 +361,18 @@ class _WeightMetricKit(_Values):
             self._require_copies(copy.deepcopy(network))
 
     def _require_copies(self, model: nn.Module) -> None:
-        with kept("read must return copies: changing them changed the network", lambda: model.state_dict().values()):
-            with kept("read must not draw random numbers"):
-                read = self.metric.read(model)
-            require(bool(read), "read must return at least one layer, or raise a ValueError")
-            for layer, weights in read.items():
+        message = "read must return copies: changing them changed the network"
+        with unchanged(message, lambda: model.state_dict().values()):
+            with unchanged("read must not draw random numbers"):
+                reading = self.metric.read(model)
+            require(bool(reading), "read must return at least one layer, or raise a ValueError")
+            for layer, weights in reading.items():
                 require(weights.layer == layer, f"Weights must have the layer {layer!r}, got {weights.layer!r}")
                 for name, tensor in weights.tensors.items():
                     label = f"tensor {name!r} of layer {layer!r}"
                     require(tensor.is_floating_point(), f"{label} must be floating point, got {tensor.dtype}")
-                    plain = tensor.device.type == "cpu" and not tensor.requires_grad
-                    require(plain, f"{label} must be detached, on the CPU")
+                    is_detached = tensor.device.type == "cpu" and not tensor.requires_grad
+                    require(is_detached, f"{label} must be detached, on the CPU")
                     tensor.add_(1)  # a view would change the network
 
     def saved(self) -> None:
@@ -371,18 +385,19 @@ class _WeightMetricKit(_Values):
             require(value == self._value(loaded[x.layer], y), "saved readings must have equal values")
 
     def comparable(self) -> None:
-        compared = {x.layer: value for x, y, value in self._cases() if x.layer == y.layer}
-        require(bool(compared), "a layer of a must be comparable with the layer of the same name in b")
-        require(math.isfinite(self.metric.combine(compared)), "combine must return a finite number")
+        values_by_layer = {x.layer: value for x, y, value in self._cases() if x.layer == y.layer}
+        require(bool(values_by_layer), "a layer of a must be comparable with the layer of the same name in b")
+        require(math.isfinite(self.metric.combine(values_by_layer)), "combine must return a finite number")
 
     def identity(self) -> None:
         for i, row in enumerate(self.table):
-            name, defined = repr(self.layers[i].layer), [value for value in row if not math.isnan(value)]
+            name, finite_values = repr(self.layers[i].layer), [value for value in row if not math.isnan(value)]
             require(not math.isnan(row[i]), f"equal layers {name} must be comparable")
-            best = max(defined) if self.metric.higher_is_better else min(defined)
+            best = max(finite_values) if self.metric.higher_is_better else min(finite_values)
             require(abs(row[i] - best) <= 1e-6, f"equal layers {name} must have the best value, {best}, got {row[i]}")
             if not self.metric.higher_is_better:
-                require(abs(row[i]) <= 1e-6 * max(1, *defined), f"the distance of equal layers must be 0, got {row[i]}")
+                tolerance = 1e-6 * max(1, *finite_values)
+                require(abs(row[i]) <= tolerance, f"the distance of equal layers must be 0, got {row[i]}")
 
     def without_weights(self) -> None:
         empty = nn.Sequential(nn.Identity())
@@ -390,7 +405,7 @@ class _WeightMetricKit(_Values):
 
     def not_finite(self) -> None:
         first = self.layers[0]
-        broken = copy.deepcopy(first)
-        for tensor in broken.tensors.values():
+        with_nan = copy.deepcopy(first)
+        for tensor in with_nan.tensors.values():
             tensor.fill_(math.nan)
-        require_error(NotComparable, lambda: self.metric.value(first, broken), "NaN weights")
+        require_error(NotComparable, lambda: self.metric.value(first, with_nan), "NaN weights")

@@ -68,12 +68,12 @@ class _AdapterKit(Kit):
         self.ran, self.modified = set[str](), set[str]()
 
     def _run(self, name: str) -> None:
-        before = _state(self.adapter.model)
+        before = _model_state(self.adapter.model)
         try:
             with torch.no_grad():
                 super()._run(name)
         finally:
-            after = _state(self.adapter.model)
+            after = _model_state(self.adapter.model)
             self.modified |= {aspect for aspect in before if before[aspect] != after[aspect]}
             self.ran.add(name)
 
@@ -84,8 +84,8 @@ class _AdapterKit(Kit):
         return [(inputs, encode(inputs, layers), forward(inputs)) for inputs in self.batches]
 
     def _cases(self) -> Iterator[tuple[str, Representation, Inputs, Any]]:
-        for inputs, together, output in self.encoded:
-            for layer, representation in together.items():
+        for inputs, representations, output in self.encoded:
+            for layer, representation in representations.items():
                 yield layer, representation, inputs, output
 
     def _halves(self, layer: str) -> tuple[nn.Module, nn.Module]:
@@ -94,8 +94,8 @@ class _AdapterKit(Kit):
     def layers(self) -> None:
         layers = self.adapter.layers
         require(len(layers) > 0 and len(set(layers)) == len(layers), f"layers must be distinct names, got {layers}")
-        ordered = all(list(together) == list(layers) for _, together, _ in self.encoded)
-        require(ordered, "encode must return the layers in the requested order")
+        in_order = all(list(representations) == list(layers) for _, representations, _ in self.encoded)
+        require(in_order, "encode must return the layers in the requested order")
 
     def verified(self) -> None:
         for layer in self.adapter.layers:
@@ -122,17 +122,17 @@ class _AdapterKit(Kit):
             erased, value = encoded.context[name], inputs[name]
             require(erased.shape == value.shape, f"{layer}: the context must keep the shape of {name}")
             values = erased.unique().tolist() if not value.is_floating_point() else []
-            blank = set(values) <= allowed if values else not bool(erased.any())
-            require(blank, f"{layer}: the context must not contain {name}")
+            is_blank = set(values) <= allowed if values else not bool(erased.any())
+            require(is_blank, f"{layer}: the context must not contain {name}")
 
     def halves(self) -> None:
         for layer in self.adapter.layers:
             front, back = self._halves(layer)
-            for inputs, together, output in self.encoded:
-                passed = front(**inputs)
-                equal = torch.equal(passed.values, together[layer].values)
+            for inputs, representations, output in self.encoded:
+                front_output = front(**inputs)
+                equal = torch.equal(front_output.values, representations[layer].values)
                 require(equal, f"{layer}: the front half must return the representation")
-                require(same(back(passed), output), f"{layer}: the back half must return the output of the model")
+                require(same(back(front_output), output), f"{layer}: the back half must return the output of the model")
 
     def size(self) -> None:
         for layer in self.adapter.layers:
@@ -170,7 +170,7 @@ def _hooks(module: nn.Module) -> list[Any]:
     return [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
 
 
-def _state(model: nn.Module) -> dict[str, Any]:
+def _model_state(model: nn.Module) -> dict[str, Any]:
     tensors = model.state_dict(keep_vars=True).items()
     return {
         "modes": [module.training for module in model.modules()],
@@ -226,9 +226,9 @@ class _OverrideKit(Kit):
     @cached_property
     def adapter(self) -> Adapter:
         """The network with the override, which is registered temporarily if needed."""
-        name, kind = full_name(type(self.model)), type(self.override)
-        added = {} if type(override_of(self.model)) is kind else {name: Entry.of(name, kind)}
-        with patch.dict(registries.overrides._entries, added):
+        name, override_class = full_name(type(self.model)), type(self.override)
+        entries = {} if type(override_of(self.model)) is override_class else {name: Entry.of(name, override_class)}
+        with patch.dict(registries.overrides._entries, entries):
             return load(self.model)
 
     def _call(self) -> None:
@@ -243,15 +243,15 @@ class _OverrideKit(Kit):
             kind()
 
     def stateless(self) -> None:
-        of_object, of_class = set(vars(self.override)), set(vars(type(self.override)))
+        object_names, class_names = set(vars(self.override)), set(vars(type(self.override)))
         self._call()
-        stored = (set(vars(self.override)) - of_object) | (set(vars(type(self.override))) - of_class)
+        stored = (set(vars(self.override)) - object_names) | (set(vars(type(self.override))) - class_names)
         require(not stored, f"an override must not store anything, but it stores {', '.join(sorted(stored))}")
 
     def pure(self) -> None:
-        before = _state(self.model)
+        before = _model_state(self.model)
         self._call()
-        unchanged = {**_state(self.model), "random numbers": before["random numbers"]} == before
+        unchanged = {**_model_state(self.model), "random numbers": before["random numbers"]} == before
         require(unchanged, "an override must not modify the network")
 
     def options(self) -> None:
@@ -340,22 +340,22 @@ class _RewriteKit(Configuration[Rewrite]):
         self.model = model
 
     @cached_property
-    def made(self) -> nn.Module:
-        changed = copy.deepcopy(self.model)
-        rewrite(changed, self.entry)
-        return changed
+    def rewritten(self) -> nn.Module:
+        network = copy.deepcopy(self.model)
+        rewrite(network, self.entry)
+        return network
 
     def recorded(self) -> None:
         record = [*rewrites_of(self.model), json.loads(json.dumps(self.entry.to_dict()))]
-        recorded = rewrites_of(self.made)
+        recorded = rewrites_of(self.rewritten)
         require(recorded == record, f"the network must record {record}, got {recorded}")
 
     def changes(self) -> None:
-        changed = _outline(self.made) != _outline(self.model)
+        changed = _outline(self.rewritten) != _outline(self.model)
         require(changed, "the rewrite must change modules or tensors of the network")
 
     def copied(self) -> None:
-        self._require_alike(copy.deepcopy(self.made), "a copy of the rewritten network must equal it")
+        self._require_alike(copy.deepcopy(self.rewritten), "a copy of the rewritten network must equal it")
 
     def values(self) -> None:
         negated = copy.deepcopy(self.model)
@@ -369,19 +369,19 @@ class _RewriteKit(Configuration[Rewrite]):
     def dtype(self) -> None:
         double = copy.deepcopy(self.model).double()
         self.entry.apply(double)
-        left = sorted({str(t.dtype) for t in _tensors(double).values() if t.is_floating_point()} - {"torch.float64"})
-        require(not left, f"new tensors in a network of float64 must be float64, got {', '.join(left)}")
+        wrong = sorted({str(t.dtype) for t in _tensors(double).values() if t.is_floating_point()} - {"torch.float64"})
+        require(not wrong, f"new tensors in a network of float64 must be float64, got {', '.join(wrong)}")
 
     def weightless(self) -> None:
         empty = copy.deepcopy(self.model).to("meta")
         with must("the rewrite must support a network on the meta device"), weightless():
             self.entry.apply(empty)
         self._require_alike(empty, "on the meta device, it must create the same modules")
-        elsewhere = [name for name, tensor in _tensors(empty).items() if not tensor.is_meta]
-        require(not elsewhere, f"tensors must be on the device of the network; elsewhere: {', '.join(elsewhere)}")
+        misplaced = [name for name, tensor in _tensors(empty).items() if not tensor.is_meta]
+        require(not misplaced, f"tensors must be on the device of the network; elsewhere: {', '.join(misplaced)}")
 
     def _require_alike(self, network: nn.Module, message: str) -> None:
-        require(_outline(network) == _outline(self.made), message)
+        require(_outline(network) == _outline(self.rewritten), message)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -70,15 +70,15 @@ def new_plugin(
 ) -> None:
     """Create a distribution with one example method and passing tests; replace the example with your method."""
     entry = _entry(name, kind)
-    place = folder or Path(f"hf-stitch-{entry.replace('_', '-')}")
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise typer.BadParameter(f"{place} exists and is not an empty folder", param_hint="--folder")
-    with readable_errors(f"{place} could not be written", KEPT), written_aside(place) as fresh:
+    target = folder or Path(f"hf-stitch-{entry.replace('_', '-')}")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise typer.BadParameter(f"{target} exists and is not an empty folder", param_hint="--folder")
+    with readable_errors(f"{target} could not be written", KEPT), written_aside(target) as fresh:
         for path, text in files_of(entry, kind).items():
             (fresh / path).parent.mkdir(parents=True, exist_ok=True)
             (fresh / path).write_text(text, encoding="utf-8")
     output = Output(False)
-    output.show(f"wrote {place}; now: pip install -e '{place}[test]' && pytest {place}")
+    output.show(f"wrote {target}; now: pip install -e '{target}[test]' && pytest {target}")
 
 
 def files_of(entry: str, kind: Kind) -> dict[str, str]:
@@ -89,7 +89,7 @@ def files_of(entry: str, kind: Kind) -> dict[str, str]:
         "class_name": "".join(part.capitalize() for part in entry.split("_")),
         "command": entry.replace("_", "-"),
     }
-    values = names | {
+    template_values = names | {
         "distribution": f"hf-stitch-{names['command']}",
         "package": f"hf_stitch_{entry}",
         "name": about.name.format(**names),
@@ -102,17 +102,17 @@ def files_of(entry: str, kind: Kind) -> dict[str, str]:
         "year": str(datetime.date.today().year),
     }
 
-    def filled(template: str) -> str:
-        return Template((TEMPLATES / template).read_text(encoding="utf-8")).substitute(values)
+    def fill(template: str) -> str:
+        return Template((TEMPLATES / template).read_text(encoding="utf-8")).substitute(template_values)
 
-    values["usage"] = filled(f"{kind.value}/usage.py.tmpl").strip()
+    template_values["usage"] = fill(f"{kind.value}/usage.py.tmpl").strip()
     return {
-        "pyproject.toml": filled("pyproject.toml.tmpl"),
-        "README.md": filled("README.md.tmpl"),
-        "LICENSE": filled("LICENSE.tmpl"),
-        f"{values['package']}/__init__.py": filled(f"{kind.value}/module.py.tmpl"),
-        f"{values['package']}/py.typed": "",
-        f"tests/test_{entry}.py": filled(f"{kind.value}/test.py.tmpl"),
+        "pyproject.toml": fill("pyproject.toml.tmpl"),
+        "README.md": fill("README.md.tmpl"),
+        "LICENSE": fill("LICENSE.tmpl"),
+        f"{template_values['package']}/__init__.py": fill(f"{kind.value}/module.py.tmpl"),
+        f"{template_values['package']}/py.typed": "",
+        f"tests/test_{entry}.py": fill(f"{kind.value}/test.py.tmpl"),
     }
 
 
@@ -124,10 +124,10 @@ def _entry(name: str, kind: Kind) -> str:
             f"name must be letters, digits and hyphens, starting with a letter, e.g. sliced-distance; got {name!r}",
             param_hint="NAME",
         )
-    registry, taken = registries[ABOUT[kind].registry], entry.replace("_", "-") if kind is Kind.command else entry
-    if taken in registry:
+    registry, key = registries[ABOUT[kind].registry], entry.replace("_", "-") if kind is Kind.command else entry
+    if key in registry:
         raise typer.BadParameter(
-            f"{taken!r} already exists in {registry.kind} ({registry.entry(taken).origin}); choose a different name",
+            f"{key!r} already exists in {registry.kind} ({registry.entry(key).origin}); choose a different name",
             param_hint="NAME",
         )
     return entry

@@ -159,8 +159,8 @@ def parametrize_with_checks(
 
 def _label(args: tuple[Any, ...], options: Mapping[str, Any]) -> str:
     """Return the label of an entry (the first argument) with its options."""
-    written = ", ".join(f"{name}={_value_label(value)}" for name, value in options.items())
-    return (_value_label(args[0]) if args else "") + (f"({written})" if written else "")
+    options_text = ", ".join(f"{name}={_value_label(value)}" for name, value in options.items())
+    return (_value_label(args[0]) if args else "") + (f"({options_text})" if options_text else "")
 
 
 def _value_label(value: Any) -> str:

@@ -55,7 +55,7 @@ class _TaskKit(Kit):
     """Measures of a task on a network stitched to itself, and on a network with different outputs."""
 
     def __init__(self, task: Task, network: Any, data: Any) -> None:
-        self.given, self._network, self._data = task, network, data
+        self._general_task, self._network, self._data = task, network, data
 
     @cached_property
     def network(self) -> Adapter:
@@ -63,7 +63,7 @@ class _TaskKit(Kit):
 
     @cached_property
     def task(self) -> Task:
-        return self.given.about(self.network)
+        return self._general_task.about(self.network)
 
     @cached_property
     def samples(self) -> Samples:
@@ -76,20 +76,20 @@ class _TaskKit(Kit):
         return joined_to_itself(self.network, self.network.layers[0], name)
 
     @cached_property
-    def measured(self) -> dict[str, Answers]:
+    def answers(self) -> dict[str, Answers]:
         return self._measure(len(self.samples))
 
     @torch.no_grad()
     def _measure(self, batch_size: int) -> dict[str, Answers]:
         """Measure the target and a stitched network with changed outputs."""
-        parts: dict[str, list[Answers]] = {}
+        answers_by_network: dict[str, list[Answers]] = {}
         for _, batch, _ in PairedSamples.of(self.samples).batches(Run(batch_size, progress=False), "checking"):
             inputs, sizes = self.task.sized_inputs(self.network, batch)
             output = self.network.forward(inputs)
-            outputs = {"target": output, "stitched": _changed(output)}
-            for who, row in self.task.measure(outputs, (batch, inputs), (batch, inputs)).items():
-                parts.setdefault(who, []).append({**row, **sizes})
-        return self.task.joined(parts, self.samples)
+            outputs = {"target": output, "stitched": _perturb(output)}
+            for network_name, answers in self.task.measure(outputs, (batch, inputs), (batch, inputs)).items():
+                answers_by_network.setdefault(network_name, []).append({**answers, **sizes})
+        return self.task.joined(answers_by_network, self.samples)
 
     def _logits(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the outputs of all samples and the labels for training."""
@@ -101,16 +101,16 @@ class _TaskKit(Kit):
             logits = logits_of(self.network.forward(self.task.inputs(self.network, batch.samples))).float()
         return logits, self.task.asked(self.model, batch.samples, labels)
 
-    def _drawn(self, **measured: Answers) -> dict[str, dict[str, Array]]:
-        return self.task.drawn(measured, resamples=3, seed=0)
+    def _resampled_figures(self, **answers: Answers) -> dict[str, dict[str, Array]]:
+        return self.task.drawn(answers, resamples=3, seed=0)
 
     def _sides(self) -> list[Answers]:
         """Return the measures of the stitched network and the target, if they determine the figures."""
         skip_unless("agreement" in self.task.figures, "the figures are not functions of weighted measures")
-        return [self.measured[who] for who in ("stitched", "target")]
+        return [self.answers[network_name] for network_name in ("stitched", "target")]
 
     def declared(self) -> None:
-        task = self.given
+        task = self._general_task
         require_registered(registries.tasks, task)
         missing = [name for name in task.compared if name not in task.figures]
         require(not missing, f"compared must be a subset of figures, got {', '.join(missing)} in addition")
@@ -127,44 +127,44 @@ class _TaskKit(Kit):
         require(kind is expected, f"the stitched model must be a {expected.__name__}, got {kind}")
 
     def itself(self) -> None:
-        task, target = self.task, self.measured["target"]
+        task, target = self.task, self.answers["target"]
         chance_row = task.chance({"target": target, "stitched": target}, 0)
-        figures = self._drawn(target=target, stitched=target, chance=chance_row)
+        figures = self._resampled_figures(target=target, stitched=target, chance=chance_row)
         names = ", ".join(figures["stitched"])
         require({*figures["stitched"]} <= {*task.figures}, f"figures must be declared, got {names}")
         for figure, values in figures.get("target", {}).items():
             equal = np.array_equal(values, figures["stitched"][figure], equal_nan=True)
             require(equal, f"{figure} of equal networks must be equal")
         headline = next(iter(figures["stitched"]))
-        score, chance = (figures[who][headline][0] for who in ("stitched", "chance"))
-        better = score >= chance if task.figures[headline] else score <= chance
+        score, chance = (figures[network_name][headline][0] for network_name in ("stitched", "chance"))
+        is_better = score >= chance if task.figures[headline] else score <= chance
         message = f"{headline} of the target must not be worse than chance ({chance}), got {score}"
-        require(bool(better or np.isnan(score - chance)), message)
+        require(bool(is_better or np.isnan(score - chance)), message)
 
     def batches(self) -> None:
-        for who, row in self._measure(1).items():
+        for network_name, row in self._measure(1).items():
             for name, values in row.items():
-                label = f"{name} of {who} for a single sample and in a batch"
-                _require_close(np.asarray(values), np.asarray(self.measured[who][name]), label, 1e-4, 1e-4)
+                label = f"{name} of {network_name} for a single sample and in a batch"
+                _require_close(np.asarray(values), np.asarray(self.answers[network_name][name]), label, 1e-4, 1e-4)
 
     def resamples(self) -> None:
         rows, count = self._sides(), len(self.samples)
         weights = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count)).astype(float)
-        again = np.repeat(np.arange(count), weights.astype(int))
+        repeated = np.repeat(np.arange(count), weights.astype(int))
         stitched, target = ({name: np.asarray(values)[:, None] for name, values in row.items()} for row in rows)
         weighted = self.task.figures_of(stitched, target, weights[None])
-        stitched, target = ({name: values[again] for name, values in row.items()} for row in (stitched, target))
+        stitched, target = ({name: values[repeated] for name, values in row.items()} for row in (stitched, target))
         for figure, values in self.task.figures_of(stitched, target, np.ones((1, count))).items():
             _require_close(weighted[figure], values, f"{figure} of weighted and of repeated samples")
 
     def several(self) -> None:
         rows = self._sides()
-        both = {name: np.stack([row[name] for row in rows], 1) for name in rows[0] if name in rows[1]}
-        together = self._drawn(target=rows[1], both=both)["both"]
-        for place, row in enumerate(rows):
-            for figure, values in self._drawn(target=rows[1], one=row)["one"].items():
+        stacked = {name: np.stack([row[name] for row in rows], 1) for name in rows[0] if name in rows[1]}
+        together = self._resampled_figures(target=rows[1], both=stacked)["both"]
+        for index, row in enumerate(rows):
+            for figure, values in self._resampled_figures(target=rows[1], one=row)["one"].items():
                 _require_close(
-                    together[figure][:, place], values, f"{figure} of a predictor, alone and with a second one,"
+                    together[figure][:, index], values, f"{figure} of a predictor, alone and with a second one,"
                 )
 
     def loss(self) -> None:
@@ -174,8 +174,9 @@ class _TaskKit(Kit):
         require(loss.dim() == 0 and bool(loss.isfinite()), f"the loss must be a finite scalar, got {loss}")
         loss.backward()
         require(logits.grad is not None and bool(logits.grad.any()), "the loss must have a gradient")
-        twice = self.task.loss(torch.cat([logits, logits]), torch.cat([labels, labels]))
-        require(torch.allclose(twice, loss, rtol=1e-4), f"the loss of repeated samples must be {loss}, got {twice}")
+        repeated_loss = self.task.loss(torch.cat([logits, logits]), torch.cat([labels, labels]))
+        equal = torch.allclose(repeated_loss, loss, rtol=1e-4)
+        require(equal, f"the loss of repeated samples must be {loss}, got {repeated_loss}")
         count = (labels != IGNORED).sum() if self.task.per_token else len(labels)
         mean = self.task.summed_loss(logits, labels) / count
         require(torch.allclose(mean, loss, rtol=1e-4), f"summed_loss divided by {count} must be {loss}, got {mean}")
@@ -198,11 +199,11 @@ class _TaskKit(Kit):
                 self.model.save_pretrained(folder)
             except ValueError as error:  # user code: its stitcher is saved
                 raise SkipTest(str(error)) from error
-            again = StitchedModel.from_pretrained(folder)
-            require(again.task == self.model.task, f"the loaded model must have the task {self.model.task}")
-            before, after = (tensor_of(model(**inputs), len(self.samples)) for model in (self.model, again))
-            equal = before is not None and after is not None and torch.equal(before, after)
-            require(equal, "the loaded model must have equal outputs")
+            loaded = StitchedModel.from_pretrained(folder)
+            require(loaded.task == self.model.task, f"the loaded model must have the task {self.model.task}")
+            outputs, loaded_outputs = (tensor_of(model(**inputs), len(self.samples)) for model in (self.model, loaded))
+            is_equal = outputs is not None and loaded_outputs is not None and torch.equal(outputs, loaded_outputs)
+            require(is_equal, "the loaded model must have equal outputs")
 
 
 def _require_close(values: Array, expected: Array, label: str, rtol: float = 1e-9, atol: float = 1e-12) -> None:
@@ -210,8 +211,8 @@ def _require_close(values: Array, expected: Array, label: str, rtol: float = 1e-
     require(close, f"{label} must be equal, got {values} and {expected}")
 
 
-def _changed(output: Any) -> Any:
+def _perturb(output: Any) -> Any:
     """Return an output with different numbers, computed for each sample separately."""
     if isinstance(output, torch.Tensor):
         return (9 * output).sin() if output.is_floating_point() else output
-    return {name: _changed(value) for name, value in output.items()}
+    return {name: _perturb(value) for name, value in output.items()}

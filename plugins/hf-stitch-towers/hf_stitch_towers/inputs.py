@@ -363,8 +363,8 @@ def _check(
     finite = inputs[name].reshape(len(inputs[name]), -1).isfinite().all(1)
     if not bool(finite.all()):
         owners = _owners(inputs, rows, interface)
-        bad = repr(owners[int(finite.int().argmin())]) if owners else f"among {rows[0].id!r} to {rows[-1].id!r}"
-        raise ValueError(f"image {bad} contains values that are NaN or infinite: omit it, or check its processor")
+        label = repr(owners[int(finite.int().argmin())]) if owners else f"among {rows[0].id!r} to {rows[-1].id!r}"
+        raise ValueError(f"image {label} contains values that are NaN or infinite: omit it, or check its processor")
     ids = inputs.get("input_ids")
     if ids is None:
         return

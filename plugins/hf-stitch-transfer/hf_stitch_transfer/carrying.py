@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hf_stitch_transfer.maps import Affine, Side, Stitching, maps_of
 from hf_stitch_transfer.sparse_autoencoder import SparseAutoencoder
 
-LINEAR = {"LinearModel", "LinearClassifierMixin"}
+LINEAR_BASES = {"LinearModel", "LinearClassifierMixin"}
 """Names of base classes of scikit-learn models with linear predictions."""
 Probe = TypeVar("Probe")
 Direction = TypeVar("Direction", Tensor, "np.ndarray[Any, Any]")
@@ -62,18 +62,18 @@ def transfer_probe(
     assert back is not None
     if isinstance(probe, tuple):
         if len(probe) != 2 or not isinstance(probe[0], Tensor) or not isinstance(probe[1], Tensor | None):
-            kinds = ", ".join(type(part).__name__ for part in probe)
+            kinds = ", ".join(type(item).__name__ for item in probe)
             raise TypeError(f"a probe as a tuple must be two tensors (weight, bias), got ({kinds})")
         weight, bias = probe
-        return _composed(weight, bias, back, to)  # type: ignore[return-value]
+        return _compose(weight, bias, back, to)  # type: ignore[return-value]
     if isinstance(probe, nn.Linear):
-        weight, new_bias = _composed(
+        weight, new_bias = _compose(
             probe.weight.detach(), None if probe.bias is None else probe.bias.detach(), back, to
         )
         linear = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], dtype=weight.dtype)
         linear.load_state_dict({"weight": weight, "bias": new_bias})
         return linear.to(probe.weight.device)
-    return _estimator(probe, back, to)
+    return _transfer_estimator(probe, back, to)
 
 
 def transfer_direction(
@@ -110,9 +110,9 @@ def transfer_direction(
     """
     forward, _ = maps_of(stitch, to, reverse, rcond, inverts=to == "source")
     assert forward is not None
-    tensor = torch.as_tensor(direction)
-    _check("the direction", tensor, forward.weight.shape[1], to)
-    mapped = (tensor.double().cpu() @ forward.weight.T).to(tensor)
+    directions = torch.as_tensor(direction)
+    _check("the direction", directions, forward.weight.shape[1], to)
+    mapped = (directions.double().cpu() @ forward.weight.T).to(directions)
     return mapped.numpy() if isinstance(direction, np.ndarray) else mapped
 
 
@@ -158,22 +158,22 @@ def transfer_sae(
     enc, b_enc, dec, b_dec = (
         getattr(autoencoder, name).detach().double().cpu() for name in ("W_enc", "b_enc", "W_dec", "b_dec")
     )
-    entering = back.bias - b_dec if autoencoder.apply_b_dec_to_input else back.bias
-    carried = SparseAutoencoder(
+    input_shift = back.bias - b_dec if autoencoder.apply_b_dec_to_input else back.bias
+    transferred = SparseAutoencoder(
         forward.weight.shape[0], autoencoder.d_sae, autoencoder.architecture, k=autoencoder.k, dtype=encoder.dtype,
         metadata={**autoencoder.metadata, "carried_to": to},
     )  # fmt: skip
-    state = {
-        "W_enc": back.weight.T @ enc, "b_enc": b_enc + entering @ enc, "W_dec": dec @ forward.weight.T,
+    weights = {
+        "W_enc": back.weight.T @ enc, "b_enc": b_enc + input_shift @ enc, "W_dec": dec @ forward.weight.T,
         "b_dec": b_dec @ forward.weight.T + forward.bias,
     }  # fmt: skip
     if autoencoder.threshold is not None:
-        state["threshold"] = autoencoder.threshold.detach()
-    carried.load_state_dict(state)
-    return carried.to(encoder.device)
+        weights["threshold"] = autoencoder.threshold.detach()
+    transferred.load_state_dict(weights)
+    return transferred.to(encoder.device)
 
 
-def _composed(weight: Tensor, bias: Tensor | None, back: Affine, to: Side) -> tuple[Tensor, Tensor]:
+def _compose(weight: Tensor, bias: Tensor | None, back: Affine, to: Side) -> tuple[Tensor, Tensor]:
     """Return weight and bias of a probe composed with the map to its original network."""
     _check("the probe", weight, back.weight.shape[0], to)
     if bias is not None and bias.shape != weight.shape[:-1]:
@@ -181,12 +181,12 @@ def _composed(weight: Tensor, bias: Tensor | None, back: Affine, to: Side) -> tu
             f"the bias of the probe must have the shape {tuple(weight.shape[:-1])}, one per row of the weight, "
             f"got {tuple(bias.shape)}"
         )
-    exact = weight.double().cpu()
-    added = exact @ back.bias
-    return (exact @ back.weight).to(weight), (added if bias is None else added + bias.double().cpu()).to(weight)
+    weight_64 = weight.double().cpu()
+    shift = weight_64 @ back.bias
+    return (weight_64 @ back.weight).to(weight), (shift if bias is None else shift + bias.double().cpu()).to(weight)
 
 
-def _estimator(probe: Any, back: Affine, to: Side) -> Any:
+def _transfer_estimator(probe: Any, back: Affine, to: Side) -> Any:
     """Return a copy of a linear model of scikit-learn with transferred coefficients."""
     coefficients, intercept = getattr(probe, "coef_", None), getattr(probe, "intercept_", None)
     if coefficients is None or intercept is None:
@@ -194,7 +194,7 @@ def _estimator(probe: Any, back: Affine, to: Side) -> Any:
             f"the probe must be (weight, bias), a torch.nn.Linear or a fitted linear model of scikit-learn, got "
             f"{type(probe).__name__}; for a pipeline, fold the scaling into the weights first"
         )
-    if not LINEAR & {base.__name__ for base in type(probe).__mro__}:
+    if not LINEAR_BASES & {base.__name__ for base in type(probe).__mro__}:
         raise TypeError(
             f"the probe must predict from activations · coef_ + intercept_, got {type(probe).__name__}: use a linear "
             "model, LinearSVC or linear discriminant analysis of scikit-learn"
@@ -204,14 +204,15 @@ def _estimator(probe: Any, back: Affine, to: Side) -> Any:
     bias = np.broadcast_to(
         intercept_array.reshape(rows) if intercept_array.size == math.prod(rows) else intercept_array, rows
     )
-    new_weight, added = _composed(weight, torch.as_tensor(bias.copy()), back, to)
-    carried = copy.deepcopy(probe)
-    carried.coef_ = new_weight.numpy()
-    carried.intercept_ = added.numpy() if added.ndim else added.numpy().reshape(intercept_array.shape)[()]
-    carried.n_features_in_ = new_weight.shape[-1]
-    if hasattr(carried, "feature_names_in_"):
-        del carried.feature_names_in_  # names of the original network
-    return carried
+    new_weight, new_bias = _compose(weight, torch.as_tensor(bias.copy()), back, to)
+    transferred = copy.deepcopy(probe)
+    transferred.coef_ = new_weight.numpy()
+    # A single intercept of scikit-learn is a number or an array of one.
+    transferred.intercept_ = new_bias.numpy() if new_bias.ndim else new_bias.numpy().reshape(intercept_array.shape)[()]
+    transferred.n_features_in_ = new_weight.shape[-1]
+    if hasattr(transferred, "feature_names_in_"):
+        del transferred.feature_names_in_  # names of the original network
+    return transferred
 
 
 def _check(name: str, weights: Tensor, width: int, to: Side) -> None:

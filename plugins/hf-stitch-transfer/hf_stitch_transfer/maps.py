@@ -58,11 +58,11 @@ def maps_of(
 
     The map from the target of the stitch to its source is ``reverse``, or the inverse with ``rcond``.
     """
-    passed = [name for name, value in (("reverse", reverse), ("rcond", rcond)) if value is not None]
-    if len(passed) > 1:
+    option_names = [name for name, option in (("reverse", reverse), ("rcond", rcond)) if option is not None]
+    if len(option_names) > 1:
         raise ValueError("`reverse` and `rcond` both define the map from the target to the source: pass only one")
-    if passed and not inverts:
-        raise ValueError(f"`{passed[0]}` is not used for a transfer to the {to}: remove it")
+    if option_names and not inverts:
+        raise ValueError(f"`{option_names[0]}` is not used for a transfer to the {to}: remove it")
     forward = Affine.of(stitch)
     backward = _backward(forward, reverse, rcond) if inverts else None
     return (forward, backward) if to == "target" else (backward, forward)

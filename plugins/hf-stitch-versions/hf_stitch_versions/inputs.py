@@ -92,7 +92,7 @@ def longer_feeds(
         element is the limit of the inputs in words; empty without a limit.
     """
 
-    def made(lengths: Sequence[int], size: tuple[int, int] | None = None) -> Feed:
+    def feed_of(lengths: Sequence[int], size: tuple[int, int] | None = None) -> Feed:
         generator = torch.Generator().manual_seed(seed)
         name = f"longer than {max(LENGTHS)}" if size is None else "resized"
         feed = _feed(a, name, lengths, True, generator, size, b)
@@ -100,29 +100,32 @@ def longer_feeds(
 
     if a.interface.modality == "image":
         height, width = a.interface.shapes[a.interface.content[0]][-2:]
-        for feed in (made([1], size) for size in ((height, 2 * width), (2 * height, 2 * width))):
+        for feed in (feed_of([1], size) for size in ((height, 2 * width), (2 * height, 2 * width))):
             if _runs(networks[0], feed, MOST_VALUES):
                 runs = all(_runs(network, feed, MOST_VALUES) for network in networks[1:])
                 bound = f"images of {height}×{width}: the second network does not run on different sizes"
                 return ([feed], "") if runs else ([], bound)
-    both = [a] if b is None else [a, b]
-    limit = min((end for network in both if (end := _end(network))), default=None)
-    named = {name: min(tokens, limit or tokens) for network in both for name, tokens in _named_lengths(network).items()}
+    adapters = [a] if b is None else [a, b]
+    limit = min((end for network in adapters if (end := _end(network))), default=None)
+    named = {
+        name: min(tokens, limit or tokens) for network in adapters for name, tokens in _named_lengths(network).items()
+    }
     if a.interface.modality != "text":
-        bounded = a.interface.modality == "tensor" and named
-        return [], f"inputs of the size of the example, which may be shorter than {', '.join(named)}" if bounded else ""
+        is_limited = a.interface.modality == "tensor" and named
+        bound = f"inputs of the size of the example, which may be shorter than {', '.join(named)}"
+        return [], bound if is_limited else ""
     reached, ids = max(LENGTHS), _vocabulary(a, a.example[a.interface.content[0]])
     longer = sorted({tokens for tokens in named.values() if tokens > reached}, reverse=True)
     longest_feeds = list[Feed]()
     for tokens, count in product(longer, (2, 1)):
         if count * tokens * max(tokens, ids) <= MOST_VALUES:
-            feed = made([tokens, tokens // 2][:count])
+            feed = feed_of([tokens, tokens // 2][:count])
             if all(_runs(network, feed, MOST_VALUES) for network in networks):
                 reached, longest_feeds = tokens, [feed]
                 break
-    missed = ", ".join(name for name, tokens in named.items() if tokens > reached)
-    bound = f"texts of up to {reached} tokens, which do not exceed {missed}: pass longer texts as data"
-    return longest_feeds, bound if missed else ""
+    not_exceeded = ", ".join(name for name, tokens in named.items() if tokens > reached)
+    bound = f"texts of up to {reached} tokens, which do not exceed {not_exceeded}: pass longer texts as data"
+    return longest_feeds, bound if not_exceeded else ""
 
 
 def _end(adapter: Adapter) -> int | None:
@@ -139,33 +142,33 @@ def _named_lengths(adapter: Adapter) -> dict[str, int]:
     named = {**NAMED, r"(\w+_)?block_size": blocks}
     exceeding = dict[str, int]()
 
-    def read(values: Mapping[str, Any]) -> None:
+    def collect(values: Mapping[str, Any]) -> None:
         for key, value in values.items():
             if isinstance(value, Mapping):
-                read(value)
+                collect(value)
             lengths = value if isinstance(value, (list, tuple)) else [value]
-            whole = [length for length in lengths if isinstance(length, int) and not isinstance(length, bool)]
+            integers = [length for length in lengths if isinstance(length, int) and not isinstance(length, bool)]
             for pattern, multiple in named.items():
-                if whole and max(whole) > 0 and re.fullmatch(pattern, str(key)):
-                    length = multiple * max(whole)
-                    exceeding[f"{key} {max(whole)}"] = length + max(max(LENGTHS), length // 4)
+                if integers and max(integers) > 0 and re.fullmatch(pattern, str(key)):
+                    length = multiple * max(integers)
+                    exceeding[f"{key} {max(integers)}"] = length + max(max(LENGTHS), length // 4)
 
-    read(settings)
+    collect(settings)
     for module in adapter.model.modules():
-        read({key: value for key, value in vars(module).items() if isinstance(value, int)})
+        collect({key: value for key, value in vars(module).items() if isinstance(value, int)})
         if "dynamic" in str(vars(module).get("rope_type")):
-            read({"original_max_position_embeddings": vars(module).get("original_max_seq_len")})
+            collect({"original_max_position_embeddings": vars(module).get("original_max_seq_len")})
     return exceeding
 
 
 def _runs(network: Source, feed: Feed, most: int) -> bool:
     """Return whether a network runs on a batch, with at most ``most`` values in the outputs of its modules."""
-    left = most
+    remaining = most
 
     def count(event: Event) -> None:
-        nonlocal left
-        left -= sum(value.numel() for value in event.outputs.values())
-        if left < 0:
+        nonlocal remaining
+        remaining -= sum(value.numel() for value in event.outputs.values())
+        if remaining < 0:
             raise MemoryError
 
     try:
@@ -195,8 +198,8 @@ def _feed(
     }  # fmt: skip
     mask = None
     if _is_masked(adapter):
-        place = torch.arange(longest)
-        mask = torch.stack([place >= longest - length if left else place < length for length in lengths])
+        positions = torch.arange(longest)
+        mask = torch.stack([positions >= longest - length if left else positions < length for length in lengths])
         arguments[interface.mask] = mask.to(example[interface.mask].dtype)
         for content in interface.content:
             arguments[content] = arguments[content].masked_fill(~mask, int(interface.pad_id or 0))
@@ -214,10 +217,10 @@ def _drawn(
     if size is not None and value.dim() == 4:
         shape[2:] = size
     if value.is_floating_point():
-        wide = value.detach().cpu().double()
-        spread = float(wide.std()) or 1.0
-        drawn = torch.randn(shape, generator=generator, dtype=torch.float64) * spread + float(wide.mean())
-        return drawn.to(value.dtype)
+        example = value.detach().cpu().double()
+        spread = float(example.std()) or 1.0
+        values = torch.randn(shape, generator=generator, dtype=torch.float64) * spread + float(example.mean())
+        return values.to(value.dtype)
     if name not in (*adapter.interface.content, *adapter.interface.given):
         return value[:1, :1].expand(shape).clone().cpu()  # masks and token types
     special = set(adapter.interface.special_ids)
@@ -274,11 +277,11 @@ class Vocabulary:
         ids = arguments.get(self.b.interface.content[0])
         if self.b.interface.modality != "text" or not isinstance(ids, Tensor) or ids.is_floating_point():
             return
-        if len(far := (ids >= self.size).nonzero()):
-            place = tuple(far[0].tolist())
+        if len(unknown := (ids >= self.size).nonzero()):
+            index = tuple(unknown[0].tolist())
             first, second = (_tokenizer(adapter) for adapter in (self.a, self.b))
             raise ValueError(
-                f"sample {samples[place[0]]!r} has the token id {ids[place].item()} from the first network's tokenizer "
+                f"sample {samples[index[0]]!r} has the token id {ids[index].item()} from the first network's tokenizer "
                 f"({first}), but the second network (tokenizer: {second}) has embeddings of {self.size} tokens. Omit "
                 "samples with tokens of the first network only"
             )
@@ -298,9 +301,9 @@ def _size(value: Any) -> torch.Size | None:
 def for_second(arguments: Mapping[str, Any], a: Adapter, b: Adapter) -> dict[str, Any]:
     """Return arguments of the first network by the names of the second, without arguments that it does not accept."""
     names = dict(zip(a.interface.content, b.interface.content, strict=False)) | {a.interface.mask: b.interface.mask}
-    takes = {*b.interface.content, *b.interface.given, *b.interface.arguments, *b.example}
+    accepted = {*b.interface.content, *b.interface.given, *b.interface.arguments, *b.example}
     renamed = {names.get(name, name): value for name, value in arguments.items()}
-    return {name: value for name, value in renamed.items() if name in takes}
+    return {name: value for name, value in renamed.items() if name in accepted}
 
 
 def differences(feed: Feed, a: Adapter, b: Adapter) -> list[str]:
@@ -320,10 +323,10 @@ def differences(feed: Feed, a: Adapter, b: Adapter) -> list[str]:
             if gap > eps * float(tensor_a.double().abs().max()):
                 reasons.append(f"{name} differs by up to {gap:.2g}")
         elif not torch.equal(tensor_a, tensor_b):
-            row, *place = (tensor_a != tensor_b).nonzero()[0].tolist()
-            at = f" at {place[0]}" if place else ""
-            values = tensor_a[(row, *place)].item(), tensor_b[(row, *place)].item()
-            reasons.append(f"{name} differs in sample {feed.ids[row]!r}{at}: {values[0]} against {values[1]}")
+            row, *index = (tensor_a != tensor_b).nonzero()[0].tolist()
+            position = f" at {index[0]}" if index else ""
+            values = tensor_a[(row, *index)].item(), tensor_b[(row, *index)].item()
+            reasons.append(f"{name} differs in sample {feed.ids[row]!r}{position}: {values[0]} against {values[1]}")
     return [OTHER_SIDE, *reasons] if _padded_elsewhere(feed.mask, feed.own, b) else reasons
 
 

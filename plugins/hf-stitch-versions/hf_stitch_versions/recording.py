@@ -78,8 +78,8 @@ def watch(
         return returned
 
     device = adapter.device
-    drawn = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(drawn), alone(adapter.model), unchanged(adapter.model), ExitStack() as hooks:
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices), alone(adapter.model), unchanged(adapter.model), ExitStack() as hooks:
         torch.manual_seed(0)  # noise is the same in all forwards, or it would be the null
         for name, module in adapter.model.named_modules():
             handles = (
@@ -175,12 +175,12 @@ def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     finally:
         for value, data in original:
             value.data = data
-        for module, before, buffers in attributes:
-            now = dict(vars(module))
-            for name in (name for name, value in now.items() if isinstance(value, Tensor) and name not in before):
+        for module, saved, buffers in attributes:
+            current = dict(vars(module))
+            for name in (name for name, value in current.items() if isinstance(value, Tensor) and name not in saved):
                 delattr(module, name)
             vars(module).update({
-                name: value for name, value in before.items()
-                if isinstance(value, Tensor) or isinstance(now.get(name), Tensor) or not name.startswith("_")
+                name: value for name, value in saved.items()
+                if isinstance(value, Tensor) or isinstance(current.get(name), Tensor) or not name.startswith("_")
             })  # fmt: skip
             module._buffers.update(buffers)

@@ -44,10 +44,10 @@ def in_memory(network: Adapter) -> Adapter:
         return network
     from accelerate.hooks import remove_hook_from_submodules
 
-    twin = copy_without(network.model, {})
-    remove_hook_from_submodules(twin)
-    twin.load_state_dict(dict(State(network.model)), assign=True)
-    return load(twin.to(network.device), processor=network.processor, example_inputs=dict(network.example))
+    copied = copy_without(network.model, {})
+    remove_hook_from_submodules(copied)
+    copied.load_state_dict(dict(State(network.model)), assign=True)
+    return load(copied.to(network.device), processor=network.processor, example_inputs=dict(network.example))
 
 
 class Source(Protocol):
@@ -166,8 +166,8 @@ class Recorded:
             raise ValueError(f"the recorded activations lack sample {unknown[0]!r}: pass the recorded samples as data")
         rows = [self._places[id_] for id_ in feed.ids]
         for name, values in self.activations.values.items():
-            chosen = values[rows]
-            if feed.mask is not None and chosen.dim() == 3:  # padded to the longest of all samples, not of the batch
+            batch = values[rows]
+            if feed.mask is not None and batch.dim() == 3:  # padded to the longest of all samples, not of the batch
                 tokens = feed.mask.shape[1]
-                chosen = chosen[:, :tokens] if bool(feed.mask[:, 0].all()) else chosen[:, -tokens:]
-            see(Event((name, 0), "recorded", {"": chosen}))
+                batch = batch[:, :tokens] if bool(feed.mask[:, 0].all()) else batch[:, -tokens:]
+            see(Event((name, 0), "recorded", {"": batch}))

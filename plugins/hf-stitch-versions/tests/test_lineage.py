@@ -11,7 +11,7 @@ import kin
 import pytest
 import torch
 from hf_stitch_versions.changes import lineage as module
-from hf_stitch_versions.changes.lineage import Lineage, by_cosines, by_invariants, lineage, place
+from hf_stitch_versions.changes.lineage import Lineage, by_cosines, by_invariants, by_place, lineage
 from hf_stitch_versions.changes.mixture import mixture
 from hf_stitch_versions.changes.units import layers
 from scipy import stats
@@ -137,14 +137,14 @@ def test_every_family_has_hidden_units(family: str) -> None:
 def test_place_has_the_mean_and_the_variance_of_all_orders() -> None:
     s = torch.randn(6, 6, generator=generator(), dtype=torch.float64)
     sums = torch.stack([s[range(6), list(order)].sum() for order in itertools.permutations(range(6))])
-    assert place(s).z == pytest.approx(float((s.trace() - sums.mean()) / sums.std(correction=0)))
+    assert by_place(s).z == pytest.approx(float((s.trace() - sums.mean()) / sums.std(correction=0)))
 
 
 def test_the_smaller_p_value_of_two_looks_is_doubled() -> None:
     a, b = network("llama"), network("llama", 1)
     parts = layers(a, b, kin.blocks(a))
     looks = [[by_cosines(x.own(a), x.own(b)) for x in parts], [by_invariants(x, a, b) for x in parts]]
-    least = min(10 ** module.joined(look).log10_p for look in looks)
+    least = min(10 ** module.combine(look).log10_p for look in looks)
     assert lineage(a, b, kin.blocks(a)).p_place == pytest.approx(min(1, 2 * least))
 
 
@@ -153,7 +153,7 @@ def test_a_weak_agreement_in_another_basis_does_not_count() -> None:
     a = network("llama")
     b = reordered(kin.noisy(a, 1.4, generator()), "llama", "hd")
     parts = layers(a, b, kin.blocks(a))
-    log_p, cosine, _ = module.summary(module.matched(a, b, parts, module.first_bases(a, b, parts[0])))
+    log_p, cosine, _ = module.summary(module.match_all(a, b, parts, module.first_bases(a, b, parts[0])))
     assert log_p < -10
     assert 0.2 < cosine < module.COSINE
     assert told("llama", b).verdict == "no evidence"
@@ -167,9 +167,9 @@ def test_p_values_are_uniform_if_only_the_order_is_random(family: str) -> None:
     for seed in range(80):
         b = reordered(a, family, hidden(family) + channels(family), seed)
         parts = layers(a, b, kin.blocks(a))
-        found["cosines"].append(module.joined([by_cosines(x.own(a), x.own(b)) for x in parts]).z)
-        found["invariants"].append(module.joined([by_invariants(x, a, b) for x in parts]).z)
-        found["matched"].append(stats.norm.isf(10 ** module.summary(module.matched(a, b, parts))[0]))
+        found["cosines"].append(module.combine([by_cosines(x.own(a), x.own(b)) for x in parts]).z)
+        found["invariants"].append(module.combine([by_invariants(x, a, b) for x in parts]).z)
+        found["matched"].append(stats.norm.isf(10 ** module.summary(module.match_all(a, b, parts))[0]))
     for name, values in found.items():
         assert stats.kstest(values, "norm").pvalue > 1e-3, name
 
@@ -254,7 +254,7 @@ def test_what_only_one_network_has_is_left_out() -> None:
 def test_networks_without_common_layers_tell_nothing() -> None:
     found = lineage(network("llama"), {}, ["model.layers.0"])
     assert (found.verdict, found.p_place, found.p_matched, found.blocks) == ("no evidence", 1.0, 1.0, ())
-    assert found.sentence == module.NOTHING
+    assert found.sentence == module.NO_LAYERS
 
 
 def test_p_values_too_small_for_a_float_have_logarithms() -> None:

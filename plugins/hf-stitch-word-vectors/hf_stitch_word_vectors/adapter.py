@@ -150,9 +150,9 @@ class WordVectorsAdapter(Library):
         """
         if unknown := options.keys() - hub.DownloadOptions.__annotations__.keys():
             raise TypeError(f"unknown loading option of word vectors: {', '.join(sorted(unknown))}")
-        place = str(reference.id).partition(":")[2]
-        path = _find_file(place, options)
-        if Path(place).expanduser().is_file():  # relative paths depend on the working directory
+        location = str(reference.id).partition(":")[2]
+        path = _find_file(location, options)
+        if Path(location).expanduser().is_file():  # relative paths depend on the working directory
             reference = dataclasses.replace(reference, id=f"{self.name}:{path.resolve()}")
         vectors = read_vectors(path, most_frequent, trust_pickle=trust_remote_code)
         return Loaded(vectors, reference, processor)
@@ -194,19 +194,19 @@ class WordVectorsAdapter(Library):
         return Vocabulary(WordVectors.of(words, torch.zeros(len(words), 1)))
 
 
-def _find_file(place: str, options: dict[str, Any]) -> Path:
+def _find_file(location: str, options: dict[str, Any]) -> Path:
     """Return the path of a local file, or of a file downloaded from the Hub."""
-    path = Path(place).expanduser()
+    path = Path(location).expanduser()
     if path.is_file():
         return path
-    owner, _, rest = place.partition("/")
+    owner, _, rest = location.partition("/")
     name, _, file = rest.partition("/")
-    if path.is_absolute() or place.startswith((".", "~")) or not file:
+    if path.is_absolute() or location.startswith((".", "~")) or not file:
         raise FileNotFoundError(
             f"{path} does not exist; pass word_vectors:PATH for a file, or word_vectors:OWNER/NAME/FILE for the Hub"
         )
     folder, _, file = file.rpartition("/")
     downloaded = hub.download(f"{owner}/{name}", files=[file], subfolder=folder, **options) / file
     if not downloaded.is_file():
-        raise FileNotFoundError(f"file {place.split('/', 2)[2]} does not exist in {owner}/{name} on the Hub")
+        raise FileNotFoundError(f"file {location.split('/', 2)[2]} does not exist in {owner}/{name} on the Hub")
     return downloaded

@@ -62,11 +62,12 @@ class Alignment:
         Raises:
             ValueError: If a word does not have a vector.
         """
-        among = self.mapped(self.source.words) if csls else None
-        nearest = nearest_words(self.mapped(words), self.target.rows(self.target.words), k, csls=csls, among=among)
+        source_rows = self.mapped(self.source.words) if csls else None
+        target_rows = self.target.rows(self.target.words)
+        nearest = nearest_words(self.mapped(words), target_rows, k, csls=csls, among=source_rows)
         return {
-            word: [self.target.words[place] for place in places]
-            for word, places in zip(words, nearest.tolist(), strict=True)
+            word: [self.target.words[index] for index in indices]
+            for word, indices in zip(words, nearest.tolist(), strict=True)
         }
 
     def precision(
@@ -85,13 +86,13 @@ class Alignment:
         Raises:
             ValueError: If a source word does not have a vector, or the dictionary is empty.
         """
-        right: dict[str, set[str]] = {}
+        correct: dict[str, set[str]] = {}
         for word, translation in dictionary:
-            right.setdefault(word, set()).add(translation)
-        if not right:
+            correct.setdefault(word, set()).add(translation)
+        if not correct:
             raise ValueError("dictionary must not be empty")
-        translations = self.translate(list(right), max(k), csls=csls)
-        return {size: sum(bool(right[w] & set(translations[w][:size])) for w in right) / len(right) for size in k}
+        translations = self.translate(list(correct), max(k), csls=csls)
+        return {size: sum(bool(correct[w] & set(translations[w][:size])) for w in correct) / len(correct) for size in k}
 
 
 def align(
@@ -132,9 +133,9 @@ def align(
     pairs = list(dictionary)
     if not pairs:
         raise ValueError("dictionary must not be empty")
-    fitted_by = registries.matchers.build(matcher, **options)
-    if not isinstance(fitted_by, ClosedFormMatcher):
-        raise ValueError(f"matcher must be a closed form, such as 'procrustes' or 'ridge', got {fitted_by.name!r}")
+    closed_form = registries.matchers.build(matcher, **options)
+    if not isinstance(closed_form, ClosedFormMatcher):
+        raise ValueError(f"matcher must be a closed form, such as 'procrustes' or 'ridge', got {closed_form.name!r}")
     x = unit_rows(a.rows(word for word, _ in pairs), "source")
     y = unit_rows(b.rows(word for _, word in pairs), "target")
-    return Alignment(a, b, fitted_by.fit(Moments(x.shape[1], y.shape[1]).update(x, y)).eval())
+    return Alignment(a, b, closed_form.fit(Moments(x.shape[1], y.shape[1]).update(x, y)).eval())

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from hf_stitch.storage.files import decoding
 from hf_stitch_word_vectors.vectors import WordVectors, as_word_vectors
 
-FASTTEXT = (793712314).to_bytes(4, "little")
-"""First bytes of a fastText model."""
-GZIP, PICKLE = b"\x1f\x8b", b"\x80"
+FASTTEXT, GZIP, PICKLE = (793712314).to_bytes(4, "little"), b"\x1f\x8b", b"\x80"
+"""First bytes of a fastText model, of a compressed file and of a pickle."""
 LONGEST_HEADER = 64
 """Maximum size of a header in bytes; a longer first line contains a vector."""
 LONGEST_LINE = 2**20
@@ -64,13 +63,13 @@ def read_vectors(path: str | Path, most_frequent: int | None = None, *, trust_pi
 
 
 def _read(path: Path, most_frequent: int | None, trust_pickle: bool) -> WordVectors:
-    with _opened(path) as file:
-        first = file.readline(LONGEST_HEADER)
-        if first.startswith(PICKLE):
-            return _unpickled(path, most_frequent, trust_pickle)
-        if first.startswith(FASTTEXT):
-            return _of_fasttext(path, most_frequent)
-        header = _header(first)
+    with _open(path) as file:
+        first_line = file.readline(LONGEST_HEADER)
+        if first_line.startswith(PICKLE):
+            return _from_pickle(path, most_frequent, trust_pickle)
+        if first_line.startswith(FASTTEXT):
+            return _from_fasttext(path, most_frequent)
+        header = _parse_header(first_line)
         if header is None:
             file.seek(0)
             return _from_text(path, file, None, most_frequent)
@@ -79,31 +78,31 @@ def _read(path: Path, most_frequent: int | None, trust_pickle: bool) -> WordVect
     return _from_binary(path, header, most_frequent)
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _open(path: Path) -> IO[bytes]:
     with open(path, "rb") as file:
         is_compressed = file.read(2) == GZIP
     return gzip.open(path, "rb") if is_compressed else open(path, "rb")  # type: ignore[return-value]
 
 
-def _check_size(path: Path, read: int) -> None:
+def _check_size(path: Path, position: int) -> None:
     """Raise an error if the uncompressed size is out of proportion to the size of the file."""
-    if read > (most := max(UNPACKED * path.stat().st_size, 2**24)):
-        raise ValueError(f"{path} must not exceed {most} bytes uncompressed, the limit for word vectors of its size")
+    if position > (limit := max(UNPACKED * path.stat().st_size, 2**24)):
+        raise ValueError(f"{path} must not exceed {limit} bytes uncompressed, the limit for word vectors of its size")
 
 
-def _header(line: bytes) -> tuple[int, int] | None:
+def _parse_header(line: bytes) -> tuple[int, int] | None:
     """Return the number of words and the width from a header line, or None if the line is not a header."""
-    parts = line.split()
-    if line.endswith(b"\n") and len(parts) == 2 and all(part.isdigit() for part in parts) and int(parts[1]) > 0:
-        return int(parts[0]), int(parts[1])
+    fields = line.split()
+    if line.endswith(b"\n") and len(fields) == 2 and all(field.isdigit() for field in fields) and int(fields[1]) > 0:
+        return int(fields[0]), int(fields[1])
     return None
 
 
 def _is_text(file: IO[bytes], width: int) -> bool:
     """Return whether the rest of a file is text, without moving the position."""
-    before = file.tell()
+    position = file.tell()
     line = file.readline(LONGEST_HEADER * (width + 16))
-    file.seek(before)
+    file.seek(position)
     try:
         return len([float(value) for value in line.decode().rstrip().rsplit(" ", width)[1:]]) == width
     except ValueError:  # including invalid UTF-8
@@ -112,17 +111,17 @@ def _is_text(file: IO[bytes], width: int) -> bool:
 
 def _from_text(path: Path, file: IO[bytes], header: tuple[int, int] | None, most_frequent: int | None) -> WordVectors:
     """Read a word and its numbers from each line; words may contain spaces."""
-    start = 1 if header is None else 2
+    first_number = 1 if header is None else 2
     lines: Iterator[bytes] = iter(lambda: file.readline(LONGEST_LINE), b"")
     if header is None:
-        first = next(lines, b"")
-        width = len(first.split()) - 1
-        lines = chain([first], lines)
+        first_line = next(lines, b"")
+        width = len(first_line.split()) - 1
+        lines = chain([first_line], lines)
     else:
         width = header[1]
     rows: dict[str, NDArray[np.float32]] = {}
-    read = 0
-    for number, line in enumerate(islice(lines, most_frequent), start):
+    line_count = 0
+    for number, line in enumerate(islice(lines, most_frequent), first_number):
         try:
             word, *values = line.decode("utf-8", "replace").rstrip().rsplit(" ", width)
             row = np.array(values, dtype=np.float32)
@@ -134,11 +133,11 @@ def _from_text(path: Path, file: IO[bytes], header: tuple[int, int] | None, most
                 "of word2vec (text or binary), fastText or GloVe"
             )
         rows.setdefault(word, row)
-        read += 1
+        line_count += 1
         if not number % 4096:
             _check_size(path, file.tell())
-    if header is not None and read < min(header[0], most_frequent or header[0]):
-        raise ValueError(f"{path} must have {header[0]} words according to its header, got {read}: it is damaged")
+    if header is not None and line_count < min(header[0], most_frequent or header[0]):
+        raise ValueError(f"{path} must have {header[0]} words according to its header, got {line_count}: it is damaged")
     if not rows:
         raise ValueError(f"{path} is empty")
     return WordVectors.of(list(rows), torch.from_numpy(np.stack(list(rows.values()))))
@@ -148,13 +147,13 @@ def _from_binary(path: Path, header: tuple[int, int], most_frequent: int | None)
     from gensim.models import KeyedVectors  # type: ignore[import-untyped]
 
     words, width = header
-    least = 4 * width * min(words, most_frequent or words)
+    min_size = 4 * width * min(words, most_frequent or words)
     size = 0
-    with _opened(path) as file:
-        while size < least and (block := file.read(2**20)):
+    with _open(path) as file:
+        while size < min_size and (block := file.read(2**20)):
             size += len(block)
             _check_size(path, size)
-    if size < least:
+    if size < min_size:
         raise ValueError(
             f"{path} must have {words} vectors of width {width} according to its header, but is shorter: it is "
             "damaged, or not in the binary format of word2vec"
@@ -168,13 +167,13 @@ def _from_binary(path: Path, header: tuple[int, int], most_frequent: int | None)
     return as_word_vectors(keyed_vectors)
 
 
-def _of_fasttext(path: Path, most_frequent: int | None) -> WordVectors:
+def _from_fasttext(path: Path, most_frequent: int | None) -> WordVectors:
     from gensim.models.fasttext import load_facebook_vectors  # type: ignore[import-untyped]
 
-    return _first(as_word_vectors(load_facebook_vectors(str(path))), most_frequent)
+    return _most_frequent(as_word_vectors(load_facebook_vectors(str(path))), most_frequent)
 
 
-def _unpickled(path: Path, most_frequent: int | None, is_trusted: bool) -> WordVectors:
+def _from_pickle(path: Path, most_frequent: int | None, is_trusted: bool) -> WordVectors:
     from gensim.utils import unpickle  # type: ignore[import-untyped]
 
     if not is_trusted:
@@ -184,9 +183,9 @@ def _unpickled(path: Path, most_frequent: int | None, is_trusted: bool) -> WordV
             "vectors.save_word2vec_format(path, binary=True)"
         )
     kind = type(unpickle(str(path)))
-    return _first(as_word_vectors(kind.load(str(path))), most_frequent)
+    return _most_frequent(as_word_vectors(kind.load(str(path))), most_frequent)
 
 
-def _first(vectors: WordVectors, count: int | None) -> WordVectors:
+def _most_frequent(vectors: WordVectors, count: int | None) -> WordVectors:
     words = vectors.words[:count]
     return WordVectors.of(words, vectors.rows(words))

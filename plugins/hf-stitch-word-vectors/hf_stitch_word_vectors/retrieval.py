@@ -1,4 +1,4 @@
-"""Retrieval of words across spaces: Jaccard index, mean reciprocal rank and cosine (Moschella et al. 2023)."""
+"""Scores of word retrieval across spaces: Jaccard index, mean reciprocal rank and cosine (Moschella et al. 2023)."""
 
 from __future__ import annotations
 
@@ -81,27 +81,27 @@ def retrieval_scores(
             f"{tuple(target.shape)}"
         )
     remaining = _remaining(len(source), words, exclude)
-    searched = remaining if queries is None else remaining[torch.isin(remaining, queries)]
+    query_indices = remaining if queries is None else remaining[torch.isin(remaining, queries)]
     counts = sorted({k} if isinstance(k, int) else set(k))
-    most = counts[-1] + 1
-    if counts[0] < 1 or most > len(remaining) or not len(searched):
+    depth = counts[-1] + 1
+    if counts[0] < 1 or depth > len(remaining) or not len(query_indices):
         raise ValueError(f"k must be from 1 to {len(remaining) - 1} (the number of words minus 1), got {k}")
-    x, y = source[searched], unit_rows(target[remaining], "target")
-    positions = torch.searchsorted(remaining, searched)
+    x, y = source[query_indices], unit_rows(target[remaining], "target")
+    positions = torch.searchsorted(remaining, query_indices)
     shift = csls_shift(y.numpy(), unit_rows(source[remaining], "source").numpy()) if csls else None
-    crossed, close = exact_search(unit_rows(x, "source"), y, most, shift=shift)
-    within = exact_search(y[positions], y, most)[0]
+    from_source, similarities = exact_search(unit_rows(x, "source"), y, depth, shift=shift)
+    from_target = exact_search(y[positions], y, depth)[0]
     query_words = positions.numpy()[:, None]
     # tied words precede the query word; infinity marks words that are not retrieved
-    itself = np.where(crossed == query_words, close, np.inf).min(1, keepdims=True)
-    ranks = np.where(np.isfinite(itself[:, 0]), (close >= itself).sum(1), np.inf)
+    own_similarity = np.where(from_source == query_words, similarities, np.inf).min(1, keepdims=True)
+    ranks = np.where(np.isfinite(own_similarity[:, 0]), (similarities >= own_similarity).sum(1), np.inf)
     jaccard, neighbours, mrr = {}, {}, {}
     for size in counts:
-        jaccard[size] = _jaccard(crossed[:, :size], within[:, :size])
-        neighbours[size] = _jaccard(_drop_query(crossed, query_words, size), _drop_query(within, query_words, size))
+        jaccard[size] = _jaccard(from_source[:, :size], from_target[:, :size])
+        neighbours[size] = _jaccard(*(_drop_query(rows, query_words, size) for rows in (from_source, from_target)))
         mrr[size] = float(np.where(ranks <= size, 1 / ranks, 0).mean())
-    cosine = float(paired_cosine(x, target[searched]))
-    return RetrievalScores(jaccard, neighbours, mrr, cosine, len(searched), len(remaining))
+    cosine = float(paired_cosine(x, target[query_indices]))
+    return RetrievalScores(jaccard, neighbours, mrr, cosine, len(query_indices), len(remaining))
 
 
 @torch.no_grad()
@@ -126,18 +126,18 @@ def _remaining(n: int, words: Sequence[str] | None, exclude: Collection[str | in
     names = range(n) if words is None else words
     if len(names) != n:
         raise ValueError(f"words must have one word per row ({n}), got {len(names)}")
-    left_out = set(exclude)
-    if unknown := left_out.difference(names):
+    excluded = set(exclude)
+    if unknown := excluded.difference(names):
         raise ValueError(
             f"exclude must contain known words, got {len(unknown)} unknown ones, for example {next(iter(unknown))!r}"
         )
-    return torch.tensor([place for place, name in enumerate(names) if name not in left_out], dtype=torch.int64)
+    return torch.tensor([index for index, name in enumerate(names) if name not in excluded], dtype=torch.int64)
 
 
 def _drop_query(nearest: np.ndarray, query_words: np.ndarray, k: int) -> np.ndarray:
     """Return the k nearest rows other than the query word, from k + 1 or more rows."""
-    last = np.argsort(nearest == query_words, axis=1, kind="stable")
-    return np.take_along_axis(nearest, last, 1)[:, :k]
+    order = np.argsort(nearest == query_words, axis=1, kind="stable")
+    return np.take_along_axis(nearest, order, 1)[:, :k]
 
 
 def _jaccard(a: np.ndarray, b: np.ndarray) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hf_stitch.adapters import Adapter
 
-NAMED = 5
+MAX_NAMES = 5
 """Maximum number of words in an error message."""
 
 
@@ -42,11 +42,11 @@ class WordVectors(nn.Module):
         self.words = tuple(words)
         if not self.words:
             raise ValueError("words must not be empty")
-        for bad in (word for word in self.words if not isinstance(word, str) or not word or "\n" in word):
-            raise ValueError(f"words must be non-empty strings without line breaks, got {bad!r}")
-        self._places = {word: place for place, word in enumerate(self.words)}
-        if len(self._places) < len(self.words):
-            repeated = next(word for place, word in enumerate(self.words) if self._places[word] != place)
+        for invalid in (word for word in self.words if not isinstance(word, str) or not word or "\n" in word):
+            raise ValueError(f"words must be non-empty strings without line breaks, got {invalid!r}")
+        self._indices = {word: index for index, word in enumerate(self.words)}
+        if len(self._indices) < len(self.words):
+            repeated = next(word for index, word in enumerate(self.words) if self._indices[word] != index)
             raise ValueError(f"words must be unique, but {repeated!r} is repeated")
         self.vectors = nn.Embedding(len(self.words), width)
         self.output = nn.Identity()
@@ -94,7 +94,7 @@ class WordVectors(nn.Module):
         return len(self.words)
 
     def __contains__(self, word: object) -> bool:
-        return word in self._places
+        return word in self._indices
 
     def places(self, words: Iterable[str]) -> Tensor:
         """Return the indices of words in the vocabulary.
@@ -109,14 +109,14 @@ class WordVectors(nn.Module):
             ValueError: If a word does not have a vector.
         """
         words = list(words)
-        missing = [word for word in dict.fromkeys(words) if word not in self._places]
+        missing = [word for word in dict.fromkeys(words) if word not in self._indices]
         if missing:
-            named = ", ".join(map(repr, missing[:NAMED])) + (", …" if len(missing) > NAMED else "")
+            listing = ", ".join(map(repr, missing[:MAX_NAMES])) + (", …" if len(missing) > MAX_NAMES else "")
             raise ValueError(
-                f"{len(missing)} of {len(set(words))} words do not have a vector: {named}. Pass only words in the "
+                f"{len(missing)} of {len(set(words))} words do not have a vector: {listing}. Pass only words in the "
                 "vocabulary (shared_vocabulary(a, b) for two sides), and check upper and lower case"
             )
-        return torch.tensor([self._places[word] for word in words], dtype=torch.int64)
+        return torch.tensor([self._indices[word] for word in words], dtype=torch.int64)
 
     @torch.no_grad()
     def rows(self, words: Iterable[str]) -> Tensor:

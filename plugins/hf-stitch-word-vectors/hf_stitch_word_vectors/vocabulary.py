@@ -34,13 +34,13 @@ def shared_vocabulary(a: Any, b: Any, min_length: int = 4, most_frequent: int | 
         >>> shared_vocabulary(a, b)
         ['tree', 'house']
     """
-    places = [{word: place for place, word in enumerate(as_word_vectors(side).words)} for side in (a, b)]
-    shared = [word for word in places[0] if word in places[1] and len(word) >= min_length]
+    ranks = [{word: rank for rank, word in enumerate(as_word_vectors(side).words)} for side in (a, b)]
+    shared = [word for word in ranks[0] if word in ranks[1] and len(word) >= min_length]
     if not shared:
         raise ValueError(
             f"the vocabularies must share words of at least {min_length} characters; check upper and lower case"
         )
-    return sorted(shared, key=lambda word: places[0][word] + places[1][word])[:most_frequent]
+    return sorted(shared, key=lambda word: ranks[0][word] + ranks[1][word])[:most_frequent]
 
 
 def word_samples(words: Sequence[str]) -> Samples:

@@ -71,7 +71,7 @@ def dense_layers(embedding_map: EmbeddingMap) -> list[DenseLayer]:
     if isinstance(stitch, IdentityStitch) and stitch.in_features == stitch.out_features:
         return []
     if isinstance(stitch, LowRankStitch):
-        return [DenseLayer(stitch.down.detach(), None), DenseLayer(stitch.up.detach(), _detached(stitch.bias))]
+        return [DenseLayer(stitch.down.detach(), None), DenseLayer(stitch.up.detach(), _detach(stitch.bias))]
     if isinstance(stitch, ResidualMLPStitch):
         weight, zeros = stitch.weight.detach(), torch.zeros(2 * stitch.out_features)
         eye = torch.eye(stitch.out_features)
@@ -349,5 +349,5 @@ def _write_card(embedding_map: EmbeddingMap, folder: Path, use: str) -> None:
     (folder / f"{RECORD}.json").write_text(json.dumps(embedding_map.recipe, indent=2), encoding="utf-8")
 
 
-def _detached(tensor: Tensor | None) -> Tensor | None:
+def _detach(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach()

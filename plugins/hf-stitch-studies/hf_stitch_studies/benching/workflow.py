@@ -160,12 +160,9 @@ def bench(
         # The second part of a split has exactly the requested number of samples, stratified by class.
         fit_samples = train if functional_samples is None else train.split(functional_samples, seed)[1]
         ranks = None if ranks is None else tuple(ranks)
-        grids = _Grids(
-            adapters, cut_layers, functional_matchers, fit_samples, test.select(scoring), task, batch_size, ranks
-        )
-        methods |= {
-            f"{matcher.label}, functional": FunctionalDistance(matcher, grids) for matcher in functional_matchers
-        }
+        held_out = test.select(scoring)
+        grids = _Grids(adapters, cut_layers, functional_matchers, fit_samples, held_out, task, batch_size, ranks)
+        methods |= {f"{m.label}, functional": FunctionalDistance(m, grids) for m in functional_matchers}
     methods |= _given_distances(distances or {}, cut_layers, methods)
     labels = _require_labels(train, "data"), _require_labels(test, "test_data")
     train_activations, test_activations = (

@@ -101,17 +101,22 @@ class DiffCallback(ProbingCallback):
         self._start, self._changed, self.family = {}, {}, None
 
     def _figures(self, step: int, epoch: float | None, processes: Processes) -> dict[str, float]:
-        now = {name: value.detach().to("cpu", copy=True) for name, value in tensors_of(self._model).items()}
+        current = {name: value.detach().to("cpu", copy=True) for name, value in tensors_of(self._model).items()}
         if not self._changed:
-            self._start, self._changed = now, {step: {}}
+            self._start, self._changed = current, {step: {}}
             return {}
-        self._changed[step] = {name: value for name, value in now.items() if not torch.equal(value, self._start[name])}
+        self._changed[step] = {
+            name: value for name, value in current.items() if not torch.equal(value, self._start[name])
+        }
         first = next(iter(self._changed))
         versions = {str(first): self._version(first), str(step): self._version(step)}
-        apart, agreement = distances(versions, self._samples, self._measure_of, self._run(processes))
+        gaps, agreement = distances(versions, self._samples, self._measure_of, self._run(processes))
         before, after = (version.weights() for version in versions.values())
         (change, _), _ = weight_distance(before, after, (f"step {first}", f"step {step}"))
-        figures = {self._measure_of.name.replace(" ", "_"): float(apart[:, 0, 1].mean()), "weight_change": change}
+        figures = {
+            self._measure_of.name.replace(" ", "_"): float(gaps[:, 0, 1].mean()),
+            "weight_change": change,
+        }
         return figures if agreement is None else figures | {"agreement": float(agreement[:, 0, 1].mean())}
 
     def _save(self, folder: Path) -> None:

@@ -136,24 +136,24 @@ class Effects:
             self._learn_order(recording_a, recording_b, arguments)
         self._streams(recording_a, recording_b)
         for part in self.parts:
-            before = self._before(part)
-            kept_a = {name: recording_a.parts[name] for name in before}
-            kept_b = {self.modules[name]: recording_b.parts[self.modules[name]] for name in before}
-            share = 1 - len(before) / max(len(self.order), 1)
-            output = self._patched(part, arguments["a"], kept_a, recording_a)
+            replayed = self._before(part)
+            outputs_a = {name: recording_a.parts[name] for name in replayed}
+            outputs_b = {self.modules[name]: recording_b.parts[self.modules[name]] for name in replayed}
+            share = 1 - len(replayed) / max(len(self.order), 1)
+            output = self._patched(part, arguments["a"], outputs_a, recording_a)
             measured.add(f"patch {part.name}", self._apart(reference, output))
             if any(packed(self.b.model.get_submodule(theirs)) for theirs in part.modules.values()):
                 plain = {mine: dense(self.b.model.get_submodule(theirs)) for mine, theirs in part.modules.items()}
-                with exchanged(self.a.model, plain), given(self.a.model, kept_a):
+                with exchanged(self.a.model, plain), given(self.a.model, outputs_a):
                     output = run(self.a, arguments["a"])
                 self.cost += share
             measured.add(f"weights {part.name}", self._apart(reference, output))
-            with self._swapped(self.b, part, reverse=True), given(self.b.model, kept_b):
+            with self._swapped(self.b, part, reverse=True), given(self.b.model, outputs_b):
                 output = run(self.b, arguments["b"])
             measured.add(f"revert {part.name}", self._apart(reference, output))
             for seed in range(SEEDS):
                 noisy = noise(self.pairing.a, self.pairing.b, part, self.run.seed + seed)
-                with self._valued(part, noisy), given(self.a.model, kept_a):
+                with self._valued(part, noisy), given(self.a.model, outputs_a):
                     output = run(self.a, arguments["a"])
                 measured.add(f"noise {seed} {part.name}", self._apart(reference, output))
             self.cost += (2 + SEEDS) * share
@@ -174,10 +174,12 @@ class Effects:
         self, batch: Batch, inputs: Mapping[str, Any], recording_a: Recording, recording_b: Recording
     ) -> None:
         """Record how the second network's own inputs differ; with equal inputs, vocabularies may have extra tokens."""
-        reads = self.b.processor is not None and not any(isinstance(sample, Tensor) for sample in batch.samples)
-        if reads and not self.inputs:
-            theirs = self.b.preprocess(batch.samples)
-            self.inputs = differences(Feed(tuple(batch.ids), inputs, theirs, self.mask), self.a, self.b)
+        has_own_inputs = self.b.processor is not None and not any(
+            isinstance(sample, Tensor) for sample in batch.samples
+        )
+        if has_own_inputs and not self.inputs:
+            own_inputs = self.b.preprocess(batch.samples)
+            self.inputs = differences(Feed(tuple(batch.ids), inputs, own_inputs, self.mask), self.a, self.b)
         self.left_out = self.left_out or self.measure.left_out(recording_a.output)
         if self.batches == 1 and self.measure.per_token:
             self.measure = replace(self.measure, nested=not self.inputs)
@@ -191,14 +193,14 @@ class Effects:
                 f"{tuple(second.shape)}. Omit the data to compare only weights, or load the backbones "
                 "(task='feature-extraction')"
             )
-        for who, output in (("first", reference), ("second", second)):
-            bad = output.isnan()
-            if self.mask is not None and bad.shape[:2] == self.mask.shape:
-                bad = bad & self.mask.to(bad.device).reshape(*self.mask.shape, *[1] * (bad.dim() - 2))
-            bad = bad.flatten(1).any(1)
-            if bool(bad.any()):
+        for side, output in (("first", reference), ("second", second)):
+            has_nan = output.isnan()
+            if self.mask is not None and has_nan.shape[:2] == self.mask.shape:
+                has_nan = has_nan & self.mask.to(has_nan.device).reshape(*self.mask.shape, *[1] * (has_nan.dim() - 2))
+            has_nan = has_nan.flatten(1).any(1)
+            if bool(has_nan.any()):
                 raise ValueError(
-                    f"the {who} network outputs NaN for sample {ids[int(bad.nonzero()[0])]!r}: omit this sample"
+                    f"the {side} network outputs NaN for sample {ids[int(has_nan.nonzero()[0])]!r}: omit this sample"
                 )
 
     def _outputs(self, batch: Batch, inputs: Any, reference: Tensor, second: Tensor, measured: Measured) -> None:
@@ -206,9 +208,9 @@ class Effects:
         measured.add("total", self.measure.apart(reference, second, self.mask))
         measured.add("back", self.measure.apart(second, reference, self.mask))
         ids = inputs.get(self.a.interface.content[0])
-        for who, output in (("a", reference), ("b", second)):
+        for prefix, output in (("a", reference), ("b", second)):
             for name, values in quality(self.measure, output, ids, batch.labels, self.mask).items():
-                measured.add(f"{who} {name}", values)
+                measured.add(f"{prefix} {name}", values)
         if self.measure.is_divergence:
             measured.add("agreement", agreement(reference, second, self.mask))
             if reference.shape != second.shape:
@@ -280,38 +282,38 @@ class Effects:
     ) -> bool:
         """Return whether a network has the same output when it continues from recorded outputs of its first parts."""
         expected = self.measure.output(recorded.output)
-        for place in range(1, len(order)):
-            with given(network.model, {name: recorded.parts[name] for name in order[:place]}):
+        for count in range(1, len(order)):
+            with given(network.model, {name: recorded.parts[name] for name in order[:count]}):
                 try:
-                    again = run(network, arguments)
+                    output = run(network, arguments)
                 except Exception:  # a later part requires more than the outputs
                     return False
-            self.cost += 1 - place / len(order)
-            if not torch.equal(self.measure.output(again), expected):
+            self.cost += 1 - count / len(order)
+            if not torch.equal(self.measure.output(output), expected):
                 return False
         return True
 
     def _before(self, part: Part) -> tuple[str, ...]:
         """Return the modules that end before a part begins."""
-        places = [self.order.index(name) for name in part.modules if name in self.order]
-        if part.loose or not places or len(places) < len(part.modules):
+        indices = [self.order.index(name) for name in part.modules if name in self.order]
+        if part.loose or not indices or len(indices) < len(part.modules):
             return ()
-        return self.order[: min(places)]
+        return self.order[: min(indices)]
 
     def _curves(
         self, recording_a: Recording, recording_b: Recording, arguments: Mapping[str, Mapping[str, Any]],
         reference: Tensor, measured: Measured,
     ) -> None:  # fmt: skip
         """Measure hybrids with the first parts from one network and the rest from the second."""
-        for place, name in enumerate(self.order, 1):
-            first = self.order[:place]
-            mine = {self.modules[module]: recording_a.parts[module] for module in first}
-            with given(self.b.model, mine):
+        for count, name in enumerate(self.order, 1):
+            replayed = self.order[:count]
+            outputs_a = {self.modules[module]: recording_a.parts[module] for module in replayed}
+            with given(self.b.model, outputs_a):
                 measured.add(f"{FIRST} {name}", self._apart(reference, run(self.b, arguments["b"])))
-            theirs = {module: recording_b.parts[self.modules[module]] for module in first}
-            with given(self.a.model, theirs):
+            outputs_b = {module: recording_b.parts[self.modules[module]] for module in replayed}
+            with given(self.a.model, outputs_b):
                 measured.add(f"{OTHER} {name}", self._apart(reference, run(self.a, arguments["a"])))
-            self.cost += 2 * (1 - place / len(self.order))
+            self.cost += 2 * (1 - count / len(self.order))
 
     def _streams(self, recording_a: Recording, recording_b: Recording) -> None:
         """Collect the moments of the activations after each block."""

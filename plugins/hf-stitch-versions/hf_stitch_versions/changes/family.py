@@ -30,7 +30,7 @@ from hf_stitch_versions.recording import dtype_of, in_dtype
 from hf_stitch_versions.sources import Feed, Network
 
 LEAST = math.log(torch.finfo(torch.float64).tiny)
-"""Minimum of log-probabilities: lower ones, of classes that a network excludes, are clamped."""
+"""Minimum of log-probabilities: lower values (of classes that a network excludes) are clamped."""
 
 
 @checked
@@ -80,7 +80,7 @@ def diff_all(
 
 @dataclass(frozen=True)
 class Version:
-    """Network with some weights replaced, by the names of its parameters and buffers."""
+    """Network and new values of some of its parameters and buffers, by name."""
 
     network: Adapter
     values: Mapping[str, Tensor] = field(default_factory=dict)
@@ -115,36 +115,38 @@ def family_of(versions: Mapping[str, Version], samples: Samples | None, run: Run
     tensors = {**tensors_of(first.network.model), **first.values}
     rounded = {name: value.detach().bfloat16() for name, value in tensors.items() if value.is_floating_point()}
     with_rounded = {**versions, ROUNDED: Version(first.network, rounded)}
-    names, every = list(with_rounded), list(with_rounded.values())
-    places = [*combinations(range(len(versions)), 2), (0, len(versions))]
+    names, all_versions = list(with_rounded), list(with_rounded.values())
+    indices = [*combinations(range(len(versions)), 2), (0, len(versions))]
     changes, notes = {}, list[str]()
-    for i, j in places:
-        changes[i, j], left = weight_distance(every[i].weights(), every[j].weights(), (names[i], names[j]))
-        if left:
+    for i, j in indices:
+        changes[i, j], lone = weight_distance(
+            all_versions[i].weights(), all_versions[j].weights(), (names[i], names[j])
+        )
+        if lone:
             notes.append(
-                f"{left} weights of {names[i]} and {names[j]} count as change: they lack a partner of the same shape"
+                f"{lone} weights of {names[i]} and {names[j]} count as change: they lack a partner of the same shape"
             )
     if samples is None:
         return Family(
-            tuple(versions), 0, None, "", "", tuple(Pair(names[i], names[j], *changes[i, j]) for i, j in places[:-1]),
-            Pair(names[0], ROUNDED, *changes[places[-1]]), {}, tuple(notes),
+            tuple(versions), 0, None, "", "", tuple(Pair(names[i], names[j], *changes[i, j]) for i, j in indices[:-1]),
+            Pair(names[0], ROUNDED, *changes[indices[-1]]), {}, tuple(notes),
         )  # fmt: skip
-    others = _other_inputs(versions, next(samples.batches(run.batch_size)))
-    notes += others
-    measure = Measure.of(next(filter(None, (version.network.task for version in every)), None))
-    measure = replace(measure, nested=not others)
-    apart, agreement = distances(with_rounded, samples, measure, run)
-    resampling = Resampling(len(apart), CONFIDENCE, run.seed)
-    if len(apart) < FEWEST:
-        notes.append(f"intervals require at least {FEWEST} samples, got {len(apart)}")
+    input_notes = _other_inputs(versions, next(samples.batches(run.batch_size)))
+    notes += input_notes
+    measure = Measure.of(next(filter(None, (version.network.task for version in all_versions)), None))
+    measure = replace(measure, nested=not input_notes)
+    gaps, agreement = distances(with_rounded, samples, measure, run)
+    resampling = Resampling(len(gaps), CONFIDENCE, run.seed)
+    if len(gaps) < FEWEST:
+        notes.append(f"intervals require at least {FEWEST} samples, got {len(gaps)}")
     pairs = [
         Pair(
-            names[i], names[j], *changes[i, j], resampling.mean(apart[:, i, j]), resampling.mean(apart[:, j, i]),
+            names[i], names[j], *changes[i, j], resampling.mean(gaps[:, i, j]), resampling.mean(gaps[:, j, i]),
             None if agreement is None else resampling.mean(agreement[:, i, j]),
         )
-        for i, j in places
+        for i, j in indices
     ]  # fmt: skip
-    steps = np.stack([apart[:, i, i + 1] for i in range(len(versions) - 1)], 1)
+    steps = np.stack([gaps[:, i, i + 1] for i in range(len(versions) - 1)], 1)
     largest = (resampling.weights @ steps)[1:].argmax(1)
     shares = {name: float((largest == i).mean()) for i, name in enumerate(names[1:-1]) if len(largest)}
     return Family(
@@ -154,16 +156,16 @@ def family_of(versions: Mapping[str, Version], samples: Samples | None, run: Run
 
 
 def _other_inputs(versions: Mapping[str, Version], batch: Batch) -> list[str]:
-    """Return how the inputs of the networks for the same samples differ."""
-    (start, first), *others = ((name, version.network) for name, version in versions.items())
+    """Return notes on networks with inputs that differ from the first network's inputs for the same samples."""
+    (first_name, first), *rest = ((name, version.network) for name, version in versions.items())
     if any(isinstance(sample, Tensor) for sample in batch.samples):
         return []
     inputs, notes = first.preprocess(batch.samples), list[str]()
-    for name, network in others:
+    for name, network in rest:
         if network is not first and network.processor is not None:
             feed = Feed(tuple(batch.ids), inputs, network.preprocess(batch.samples), _mask(first, inputs))
             notes += [
-                f"{name} runs on the inputs of {start}; its own differ: {reason}"
+                f"{name} runs on the inputs of {first_name}; its own differ: {reason}"
                 for reason in differences(feed, first, network)[:1]
             ]
     return notes
@@ -183,8 +185,8 @@ def weight_distance(a: Weights, b: Weights, sides: tuple[str, str]) -> tuple[tup
     """
     *_, names, reshaped, renamed = named(a, b)
     distance = Distance()
-    for _, x, y, alone in aligned(a, renamed, sides):
-        distance.add(x, y, alone)
+    for _, x, y, one_sided in aligned(a, renamed, sides):
+        distance.add(x, y, one_sided)
     return (distance.change, distance.cosine), len(a) + len(b) - 2 * len(names) + len(reshaped)
 
 
@@ -201,31 +203,31 @@ def distances(
     measured, names = Measured(), list(versions)
     networks = {id(version.network): version.network for version in versions.values()}.values()
     dtypes = [dtype_of(network.model) for network in networks]
-    wide = torch.float64 if torch.float64 in dtypes else torch.float32
+    wider = torch.float64 if torch.float64 in dtypes else torch.float32
     with ExitStack() as stack:
         for network, dtype in zip(networks, dtypes, strict=True):
-            stack.enter_context(in_dtype(network.model, wide if dtype != wide else None))
+            stack.enter_context(in_dtype(network.model, wider if dtype != wider else None))
         for _, batch, _ in PairedSamples(samples, samples).batches(run, "running networks"):
             _add(measured, versions, batch, measure)
-    parts = run.processes.gather(measured.joined())
-    values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    apart = values["apart"]
-    if not np.isfinite(apart).all():
-        i, j = np.argwhere(~np.isfinite(apart).all(0))[-1]
+    gathered = run.processes.gather(measured.joined())
+    values = {name: np.concatenate([part[name] for part in gathered]) for name in gathered[0]}
+    gaps = values["apart"]
+    if not np.isfinite(gaps).all():
+        i, j = np.argwhere(~np.isfinite(gaps).all(0))[-1]
         raise ValueError(f"the outputs of {names[i]} or {names[j]} are not finite for some samples: omit this network")
     if measure.is_divergence:
-        return apart, values["agreement"]
+        return gaps, values["agreement"]
     spread = float(values["squares"].mean() - np.square(values["means"].mean(0)).sum())
     if not spread > 0:
         raise ValueError(
             f"the outputs of {names[0]} are equal for all samples, so the scale of differences is not defined"
         )
-    return apart / spread, None
+    return gaps / spread, None
 
 
 def _add(measured: Measured, versions: Mapping[str, Version], batch: Batch, measure: Measure) -> None:
-    """Measure one batch."""
-    start, first = next((name, version.network) for name, version in versions.items())
+    """Run all versions on a batch and add the distances of their outputs to ``measured``."""
+    first_name, first = next((name, version.network) for name, version in versions.items())
     inputs = first.preprocess(batch.samples)
     mask = _mask(first, inputs)
     outputs = list[Tensor]()
@@ -238,7 +240,7 @@ def _add(measured: Measured, versions: Mapping[str, Version], batch: Batch, meas
         outputs.append(measure.output(output).to(first.device))
         if not measure.fits(outputs[0], outputs[-1]):
             raise ValueError(
-                f"the outputs of {start} and {name} must have the same classes or tokens, got the shapes "
+                f"the outputs of {first_name} and {name} must have the same classes or tokens, got the shapes "
                 f"{tuple(outputs[0].shape)} and {tuple(outputs[-1].shape)}. Omit the data to compare only weights"
             )
     if measure.is_divergence and len({output.shape for output in outputs}) == 1:
@@ -247,8 +249,11 @@ def _add(measured: Measured, versions: Mapping[str, Version], batch: Batch, meas
     else:
         measured.add("apart", _table(len(outputs), lambda i, j: measure.apart(outputs[i], outputs[j], mask)))
     if measure.is_divergence:
-        best = [output.argmax(-1) for output in outputs]
-        measured.add("agreement", _table(len(outputs), lambda i, j: per_sample((best[i] == best[j]).double(), mask)))
+        predictions = [output.argmax(-1) for output in outputs]
+        measured.add(
+            "agreement",
+            _table(len(outputs), lambda i, j: per_sample((predictions[i] == predictions[j]).double(), mask)),
+        )
         return
     for name, values in measure.spread(outputs[0], mask).items():
         measured.add(name, values)
@@ -268,5 +273,5 @@ def _divergences(logs: Tensor) -> Tensor:
 
 
 def _table(count: int, value: Callable[[int, int], Any]) -> Array:
-    """Return the values of all pairs: (samples, count, count)."""
+    """Return a function's values for all pairs of indices: (samples, count, count)."""
     return np.stack([np.stack([value(i, j) for j in range(count)], -1) for i in range(count)], -2)

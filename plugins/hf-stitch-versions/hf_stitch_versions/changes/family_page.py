@@ -11,30 +11,30 @@ from hf_stitch_versions.changes.family_result import CONFIDENCE, ROUNDED, Family
 
 
 def section(result: Family) -> Section:
-    """Describe the distances: the path from the first network, heat maps of all pairs, and the tree of the networks."""
+    """Describe the distances: the curves along the run, heat maps of all pairs, and the tree of the networks."""
     from scipy.cluster.hierarchy import dendrogram
 
-    drawn = dendrogram(result.linkage, no_plot=True)
-    names = [result.networks[leaf] for leaf in drawn["leaves"]]
+    tree_lines = dendrogram(result.linkage, no_plot=True)
+    names = [result.networks[leaf] for leaf in tree_lines["leaves"]]
     values: dict[str, Callable[[Pair], float]] = {"change of the weights": lambda pair: pair.weight_change}
-    if result.n:
+    if result.n:  # with data, outputs come first
         values = {result.measure: lambda pair: pair.distance} | values
     views = []
     for label, value in values.items():
-        matrix = result.matrix(value)[drawn["leaves"]][:, drawn["leaves"]]
+        matrix = result.matrix(value)[tree_lines["leaves"]][:, tree_lines["leaves"]]
         rows = [(name, *(f"{cell:.3g}" for cell in row)) for name, row in zip(names, matrix, strict=True)]
         caption = "Distances of all pairs, in the order of the tree. Output distances are means of both directions."
         views.append(View(label, caption, [heat_map(matrix, names, names, label=label)], Table(("", *names), rows)))
     lines: list[dict[str, Any]] = [
         {"type": "scatter", "mode": "lines", "x": numbers(x), "y": numbers(y), "hoverinfo": "skip", "showlegend": False,
          "line": {"color": "#8a8a8a"}}
-        for x, y in zip(drawn["icoord"], drawn["dcoord"], strict=True)
+        for x, y in zip(tree_lines["icoord"], tree_lines["dcoord"], strict=True)
     ]  # fmt: skip
-    ticks = {"tickvals": [5 + 10 * place for place in range(len(names))], "ticktext": texts(names), "automargin": True}
+    ticks = {"tickvals": [5 + 10 * leaf for leaf in range(len(names))], "ticktext": texts(names), "automargin": True}
     heights = {"automargin": True, "title": {"text": "change of the weights, mean over pairs"}}
     tree = View("", "Tree of the networks by average linkage.", lines, Table(("Newick",), [(result.tree,)]))
     figures = [
-        _way(result), Figure(views, layout_of(len(names), len(names), "", "")),
+        _distances_along_path(result), Figure(views, layout_of(len(names), len(names), "", "")),
         Figure([tree], {"height": 360, "xaxis": ticks, "yaxis": heights}),
     ]  # fmt: skip
     frame = result.to_pandas()
@@ -47,19 +47,23 @@ def section(result: Family) -> Section:
     return Section("Versions", question, result.verdict, figures, tables=tables, notes=notes, data=result.data)
 
 
-def _way(result: Family) -> Figure:
-    """Plot the distance of each network from the first and from the previous one."""
+def _distances_along_path(result: Family) -> Figure:
+    """Plot three curves: the distance from the first network, from the previous one, and of the rounded first one."""
     series: dict[str, dict[float, tuple[float, float, float]]] = {}
     labels = "from the first", "from the previous", f"the first in {ROUNDED}"
-    for place, pairs in enumerate(result.curve.values()):
+    for index, pairs in enumerate(result.curve.values()):
         for name, pair in zip(labels, (*pairs, result.rounding), strict=True):
-            ends = (pair.forth.value, pair.forth.low, pair.forth.high) if pair.forth else (pair.weight_change,) * 3
-            series.setdefault(name, {})[float(place)] = ends
+            forth, change = pair.forth, pair.weight_change
+            value_and_interval = (forth.value, forth.low, forth.high) if forth else (change, change, change)
+            series.setdefault(name, {})[float(index)] = value_and_interval
     names = texts(result.curve)
     layout = {
         "height": 420, "xaxis": {"tickvals": list(range(len(names))), "ticktext": names, "automargin": True},
         "yaxis": {"automargin": True, "rangemode": "tozero",
                   "title": {"text": result.measure or "change of the weights"}},
     }  # fmt: skip
-    caption = "Distance from the first network and from the previous one, and the effect of rounding."
+    caption = (
+        "Distance from the first network and from the previous one, and the effect of rounding. Output distances are "
+        "expectations over the earlier network."
+    )
     return Figure([View("", caption, curves(series), Table(result.columns, result.rows))], layout)

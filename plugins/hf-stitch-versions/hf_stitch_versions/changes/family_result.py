@@ -106,7 +106,7 @@ class Family(Result):
         """Name of each network but the first -> its pairs with the first and with the previous one."""
         first, *rest = self.networks
         steps = zip(self.networks, rest, strict=False)
-        return {name: (self.between(first, name), self.between(before, name)) for before, name in steps}
+        return {name: (self.between(first, name), self.between(previous, name)) for previous, name in steps}
 
     def matrix(self, value: Callable[[Pair], float]) -> NDArray[np.float64]:
         """Return a value of all pairs as a symmetric matrix with 0 on its diagonal.
@@ -118,9 +118,9 @@ class Family(Result):
             (networks, networks) float64.
         """
         matrix = np.zeros((len(self.networks),) * 2)
-        places = {name: place for place, name in enumerate(self.networks)}
+        indices = {name: place for place, name in enumerate(self.networks)}
         for pair in self.pairs:
-            matrix[places[pair.a], places[pair.b]] = matrix[places[pair.b], places[pair.a]] = value(pair)
+            matrix[indices[pair.a], indices[pair.b]] = matrix[indices[pair.b], indices[pair.a]] = value(pair)
         return matrix
 
     @property
@@ -148,16 +148,16 @@ class Family(Result):
     @property
     def verdict(self) -> str:
         """Summary in a few sentences."""
-        near = min(self.pairs, key=lambda pair: pair.distance)
-        many = f" are nearest of {len(self.networks)}" if len(self.networks) > 2 else " are apart"
-        sentences = [f"{near.a} and {near.b}{many}: {self._told(near)}."]
+        nearest = min(self.pairs, key=lambda pair: pair.distance)
+        phrase = f" are nearest of {len(self.networks)}" if len(self.networks) > 2 else " are apart"
+        sentences = [f"{nearest.a} and {nearest.b}{phrase}: {self._told(nearest)}."]
         if len(self.networks) > 2:
             steps = (step for _, step in self.curve.values())
             step = max(
                 steps, key=lambda candidate: candidate.forth.value if candidate.forth else candidate.weight_change
             )
-            sure = f"; it is the largest in {self.largest[step.b]:.0%} of resamples" if self.largest else ""
-            sentences.append(f"The largest step is from {step.a} to {step.b}: {self._told(step)}{sure}.")
+            certainty = f"; it is the largest in {self.largest[step.b]:.0%} of resamples" if self.largest else ""
+            sentences.append(f"The largest step is from {step.a} to {step.b}: {self._told(step)}{certainty}.")
         sentences.append(f"Rounding {self.networks[0]} to {ROUNDED} changes {self._told(self.rounding)}.")
         return " ".join(sentences)
 
@@ -233,10 +233,10 @@ class Family(Result):
         ])  # fmt: skip
         figure.set_figheight(1.25 * figure.get_figheight())
         figure.set_layout_engine("constrained", rect=(0, 0, 1, 0.78))
-        above = figure.subfigs[0].axes[0].inset_axes((0, 1.02, 1, 0.28))
-        above.set_in_layout(False)
-        above.set_axis_off()
-        dendrogram(self.linkage, ax=above, no_labels=True, link_color_func=lambda node: "black")
+        tree_axes = figure.subfigs[0].axes[0].inset_axes((0, 1.02, 1, 0.28))
+        tree_axes.set_in_layout(False)
+        tree_axes.set_axis_off()
+        dendrogram(self.linkage, ax=tree_axes, no_labels=True, link_color_func=lambda node: "black")
         return figure
 
 

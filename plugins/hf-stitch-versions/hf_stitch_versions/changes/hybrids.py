@@ -33,12 +33,12 @@ class Recording:
     def __init__(self, network: Adapter, arguments: Mapping[str, Any], modules: Sequence[str]) -> None:
         calls: dict[str, list[Any]] = {}
 
-        def keep(name: str) -> Any:
+        def recorder_of(name: str) -> Any:
             return lambda module, args, output: calls.setdefault(name, []).append(_copied(output))
 
         with ExitStack() as hooks:
             for name in modules:
-                hooks.callback(network.model.get_submodule(name).register_forward_hook(keep(name)).remove)
+                hooks.callback(network.model.get_submodule(name).register_forward_hook(recorder_of(name)).remove)
             self.output = run(network, arguments)
         self.parts = {name: outputs[0] for name, outputs in calls.items() if len(outputs) == 1}
 
@@ -46,8 +46,8 @@ class Recording:
 @torch.no_grad()
 def run(network: Adapter, arguments: Mapping[str, Any]) -> Any:
     """Run a network on the whole batch; its random draws are the same in all forward passes."""
-    drawn = [network.device] if network.device.type == "cuda" else []
-    with torch.random.fork_rng(drawn), alone(network.model):
+    devices = [network.device] if network.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), alone(network.model):
         torch.manual_seed(0)
         return network._run(network.inputs(arguments))
 
@@ -69,10 +69,10 @@ def exchanged(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[No
     """Replace modules of a network."""
     with ExitStack() as stack:
         for name, module in modules.items():
-            parent, _, child = name.rpartition(".")
-            around = model.get_submodule(parent)
-            stack.callback(around._modules.__setitem__, child, around._modules[child])
-            around._modules[child] = module
+            parent, _, attribute = name.rpartition(".")
+            parent_module = model.get_submodule(parent)
+            stack.callback(parent_module._modules.__setitem__, attribute, parent_module._modules[attribute])
+            parent_module._modules[attribute] = module
         yield
 
 
@@ -94,20 +94,20 @@ def noise(a: Weights, b: Weights, part: Part, seed: int) -> dict[str, Tensor]:
     noise.
     """
     generator = torch.Generator().manual_seed(seed)
-    sizes: dict[Any, Tensor] = {}
+    norms: dict[Any, Tensor] = {}
     for name in part.weights:
         value = a[name].float()
         change = torch.linalg.vector_norm(b[name].to(value) - value)
-        least = ROUNDING * torch.linalg.vector_norm(value)
-        sizes[key_of(a[name])] = torch.stack([sizes.get(key_of(a[name]), least), change]).max()
-    drawn: dict[Any, Tensor] = {}
+        rounding = ROUNDING * torch.linalg.vector_norm(value)
+        norms[key_of(a[name])] = torch.stack([norms.get(key_of(a[name]), rounding), change]).max()
+    noisy_weights: dict[Any, Tensor] = {}
     for name in part.weights:
-        if (key := key_of(a[name])) not in drawn:
+        if (key := key_of(a[name])) not in noisy_weights:
             value = a[name].float()
             random = torch.randn(value.shape, generator=generator).to(value.device)
-            noisy = value + random * (sizes[key] / torch.linalg.vector_norm(random))
-            drawn[key] = noisy.maximum(LEAST_VARIANCE * value) if name.endswith("running_var") else noisy
-    return {name: drawn[key_of(a[name])] for name in part.weights}
+            noisy = value + random * (norms[key] / torch.linalg.vector_norm(random))
+            noisy_weights[key] = noisy.maximum(LEAST_VARIANCE * value) if name.endswith("running_var") else noisy
+    return {name: noisy_weights[key_of(a[name])] for name in part.weights}
 
 
 @torch.no_grad()
@@ -115,14 +115,15 @@ def with_weights(model: nn.Module, part: Part, values: Weights) -> dict[str, nn.
     """Return copies of the modules of a part with new weights."""
     copies = {}
     for name in part.modules:
-        twin = dense(model.get_submodule(name))
-        tensors = dict(twin.named_parameters()) | dict(twin.named_buffers())
-        turned = {key for key, module in twin.named_modules() if type(module).__name__ == "Conv1D"}
+        copied = dense(model.get_submodule(name))
+        tensors = dict(copied.named_parameters()) | dict(copied.named_buffers())
+        transposed = {key for key, module in copied.named_modules() if type(module).__name__ == "Conv1D"}
         for key, value in tensors.items():
             if (weight := values.get(f"{plain(name)}.{key}")) is not None:
-                layer, _, kind = key.rpartition(".")
-                value.data = (weight.T if layer in turned and kind == "weight" else weight).to(value.data).contiguous()
-        copies[name] = twin
+                layer, _, attribute = key.rpartition(".")
+                weight = weight.T if layer in transposed and attribute == "weight" else weight
+                value.data = weight.to(value.data).contiguous()
+        copies[name] = copied
     return copies
 
 

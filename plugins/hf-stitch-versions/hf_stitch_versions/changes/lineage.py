@@ -48,9 +48,9 @@ UNITS = 1024
 CHANNELS = 256
 """Maximum number of channels for matching, and for comparing."""
 
-NOTHING = "The lineage cannot be tested: A and B do not have a layer of hidden units of the same shape."
+NO_LAYERS = "The lineage cannot be tested: A and B do not have a layer of hidden units of the same shape."
 REASONS = {"derived": "units agree place by place", "derived, reordered": "units agree in another order"}
-TURNED = "; the channels between blocks were rotated or permuted"
+ROTATED = "; the channels between blocks were rotated or permuted"
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Evidence:
         return max(float(stats.norm.logsf(self.z)) / math.log(10), self.least)
 
 
-def joined(parts: Sequence[Evidence]) -> Evidence:
+def combine(parts: Sequence[Evidence]) -> Evidence:
     """Combine independent evidence (Stouffer)."""
     return Evidence(sum(part.z for part in parts) / math.sqrt(max(len(parts), 1)), sum(part.least for part in parts))
 
@@ -117,27 +117,27 @@ def standard(s: Tensor) -> Tensor:
     """Scale a square matrix so that its trace has mean 0 and variance 1 over all orders of its columns."""
     s = s.double()
     s = s - s.mean(0) - s.mean(1, keepdim=True) + s.mean()
-    size = float(s.norm())
-    return s * (math.sqrt(len(s) - 1) / size) if size > 1e-12 else torch.zeros_like(s)
+    norm = float(s.norm())
+    return s * (math.sqrt(len(s) - 1) / norm) if norm > 1e-12 else torch.zeros_like(s)
 
 
-def place(s: Tensor) -> Evidence:
+def by_place(s: Tensor) -> Evidence:
     """Test whether the diagonal of a similarity matrix is larger than for randomly permuted columns.
 
-    >>> round(place(torch.eye(5)).z, 6)  # five fixed points, where one is the mean and the variance
+    >>> round(by_place(torch.eye(5)).z, 6)  # five fixed points, where one is the mean and the variance
     4.0
     """
     return Evidence(float(standard(s).trace()), -math.lgamma(len(s) + 1) / math.log(10))
 
 
 def by_cosines(one: Sequence[Tensor], two: Sequence[Tensor]) -> Evidence:
-    """Test units by place, with the mean cosine of their weights before and after."""
+    """Test units by place, with the mean cosine of their incoming and outgoing weights."""
     cosines = [_unit(x[:UNITS]) @ _unit(y[:UNITS]).T for x, y in zip(one, two, strict=True)]
-    return place(torch.stack(cosines).sum(0))
+    return by_place(torch.stack(cosines).sum(0))
 
 
 def by_invariants(layer: Layer, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Evidence:
-    """Test units by place, with rotation invariants: norms of their weights, cosines between them, biases."""
+    """Test units by place, with quantities that rotations preserve: norms of weights, cosines between them, biases."""
     biases = [name for name in (f"{x.removesuffix('weight')}bias" for x in layer.before) if name in a and name in b]
     tables = []
     for of in (a, b):
@@ -146,7 +146,7 @@ def by_invariants(layer: Layer, a: Mapping[str, Tensor], b: Mapping[str, Tensor]
         columns = [x.flatten(1).norm(dim=1) for x in unit_weights] + [(_unit(x) * _unit(y)).sum(1) for x, y in pairs]
         columns += [part[:UNITS] for x in biases for part in of[x].detach().cpu().float().split(layer.units)]
         tables.append(_unit(torch.stack([x - x.mean() for x in columns])))
-    return place(tables[0].T @ tables[1])
+    return by_place(tables[0].T @ tables[1])
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -166,29 +166,33 @@ class Match:
 def match(
     one: Sequence[Tensor], two: Sequence[Tensor], names: Sequence[str], bases: Mapping[str, Tensor] | None = None
 ) -> Match:
-    """Match units by half of their named channels and by all unnamed channels; compare the second half."""
-    similarity, halves = torch.zeros(()), []
+    """Match units by half of their channels, and compare the second half.
+
+    Only named channels (:class:`Layer`) are divided: unnamed ones have the same order in all networks, so all of them
+    match units.
+    """
+    similarity, compared = torch.zeros(()), []
     for x, y, name in zip(one, two, names, strict=True):
         order = torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(x.shape[1]))
-        by, rest = (half[:CHANNELS] for half in order.tensor_split(2)) if name else (order, order[:0])
-        halves.append(rest)
-        similarity = similarity + _unit(x[:UNITS, by]) @ _unit(_turned(y, by, name, bases)).T
-    matching = Match(_assigned(similarity), {}, torch.zeros(4, dtype=torch.float64))
-    for x, y, name, rest in zip(one, two, names, halves, strict=True):
+        matched, rest = (half[:CHANNELS] for half in order.tensor_split(2)) if name else (order, order[:0])
+        compared.append(rest)
+        similarity = similarity + _unit(x[:UNITS, matched]) @ _unit(_in_basis(y, matched, name, bases)).T
+    matching = Match(_assignment(similarity), {}, torch.zeros(4, dtype=torch.float64))
+    for x, y, name, rest in zip(one, two, names, compared, strict=True):
         if name:
-            x, y = x[:UNITS, rest].double(), _turned(y[matching.order], rest, name, bases).double()
-            s, size = torch.einsum("ucp,udp->cd", x, y), x.shape[1]
-            matching.channels[size] = matching.channels.get(size, 0) + standard(s)
+            x, y = x[:UNITS, rest].double(), _in_basis(y[matching.order], rest, name, bases).double()
+            s, count = torch.einsum("ucp,udp->cd", x, y), x.shape[1]
+            matching.channels[count] = matching.channels.get(count, 0) + standard(s)
             matching.products += torch.stack([s.trace(), x.square().sum(), y.square().sum(), s.roll(1, 0).trace()])
     return matching
 
 
-def _turned(x: Tensor, channels: Tensor, name: str, bases: Mapping[str, Tensor] | None) -> Tensor:
-    """Return some channels of weights (units, channels, places), in the basis of their name if there is one."""
+def _in_basis(x: Tensor, channels: Tensor, name: str, bases: Mapping[str, Tensor] | None) -> Tensor:
+    """Return some channels of weights (units, channels, places), in the basis for their name if ``bases`` has one."""
     return torch.einsum("ucp,cd->udp", x, bases[name][:, channels]) if bases and name in bases else x[:, channels]
 
 
-def matched(
+def match_all(
     a: Mapping[str, Tensor],
     b: Mapping[str, Tensor],
     hidden_layers: Sequence[Layer],
@@ -208,19 +212,19 @@ def matched(
         one, two = layer.weights(a), layer.weights(b)
         names = [layer.reads] * (len(one) - 1) + [layer.writes]
         missing = bases is not None and layer.writes != "" and layer.writes not in bases
-        n = len(one) - missing
-        matches.append(match(one[:n], two[:n], names[:n], bases))
+        usable = slice(-1 if missing else None)  # without a basis, the last weight cannot be compared
+        matches.append(match(one[usable], two[usable], names[usable], bases))
         order = matches[-1].order
         if bases is not None and len(order) == layer.units:
             bases[f"units before {layer.after}"] = _permutation(order)
             if missing and layer.writes.startswith("stream"):
                 x, y = one[-1].transpose(0, 1), two[-1][order].transpose(0, 1)
-                bases[layer.writes] = _permutation(_assigned(_unit(x) @ _unit(y).T))
+                bases[layer.writes] = _permutation(_assignment(_unit(x) @ _unit(y).T))
     return matches
 
 
-def _assigned(similarity: Tensor) -> Tensor:
-    """Return the column assigned to each row."""
+def _assignment(similarity: Tensor) -> Tensor:
+    """Return the column assigned to each row, so that the sum of similarities is largest."""
     return torch.as_tensor(linear_sum_assignment(similarity.numpy(), maximize=True)[1])
 
 
@@ -229,15 +233,15 @@ def _permutation(order: Tensor) -> Tensor:
 
 
 def summary(matches: Sequence[Match]) -> tuple[float, float, float]:
-    """Return the logarithm of the p-value of all layers, their cosine, and the cosine with shifted channels.
+    """Return log10 of the p-value of all layers, their cosine, and the cosine with shifted channels.
 
     Layers with equal numbers of channels are tested together, because they may share a residual stream.
     """
-    sizes = {size for matching in matches for size in matching.channels}
-    sums = [sum((x.channels[size] for x in matches if size in x.channels), torch.zeros(())) for size in sorted(sizes)]
+    counts = sorted({count for matching in matches for count in matching.channels})
+    sums = [sum((x.channels[count] for x in matches if count in x.channels), torch.zeros(())) for count in counts]
     both, one, two, shifted = sum((x.products for x in matches), torch.zeros(4)).tolist()
-    size = math.sqrt(one * two) or 1.0
-    return joined([place(x) for x in sums]).log10_p, both / size, shifted / size
+    norms = math.sqrt(one * two) or 1.0
+    return combine([by_place(x) for x in sums]).log10_p, both / norms, shifted / norms
 
 
 # -- another basis -----------------------------------------------------------------------------------------------------
@@ -249,13 +253,14 @@ def first_bases(a: Mapping[str, Tensor], b: Mapping[str, Tensor], layer: Layer) 
         return {}
     one, two = (x if x.shape[1] == width else x.flatten(1).T for x in (one, two))
     rows = min(len(one), len(two))
-    return {layer.reads: basis(one[:rows], two[:rows], permuted=rows < 2 * width)}
+    # few rows do not determine a rotation, so the channels are only permuted
+    return {layer.reads: nearest_map(one[:rows], two[:rows], permuted=rows < 2 * width)}
 
 
-def basis(x: Tensor, y: Tensor, permuted: bool) -> Tensor:
+def nearest_map(x: Tensor, y: Tensor, permuted: bool) -> Tensor:
     """Find the permutation or the rotation (orthogonal Procrustes) of the columns of y that is nearest to x."""
     if permuted:
-        return _permutation(_assigned(_unit(x.T) @ _unit(y.T).T))
+        return _permutation(_assignment(_unit(x.T) @ _unit(y.T).T))
     left, _, right = torch.linalg.svd(y.T @ x)
     return left @ right
 
@@ -277,36 +282,36 @@ def lineage(a: Mapping[str, Tensor], b: Mapping[str, Tensor], blocks: Sequence[s
     >>> lineage(a, {name: weight.bfloat16() for name, weight in a.items()}, []).verdict
     'derived'
     """
-    for name, of in ((name, of) for name in a if name in b for of in (a, b)):
-        if not of[name].isfinite().all():
-            side = "A" if of is a else "B"
+    for name, weights in ((name, weights) for name in a if name in b for weights in (a, b)):
+        if not weights[name].isfinite().all():
+            side = "A" if weights is a else "B"
             raise ValueError(f"{name} of {side} contains values that are not finite: repair or omit the network.")
     hidden_layers = layers(a, b, blocks)
-    looks = [
+    tests_by_place = [
         [by_cosines(layer.own(a), layer.own(b)) for layer in hidden_layers],
         [by_invariants(layer, a, b) for layer in hidden_layers],
     ]
-    log_place = _least([joined(parts).log10_p for parts in looks])
-    better = min(looks, key=lambda parts: joined(parts).log10_p)
-    matches, rotated = matched(a, b, hidden_layers), False
+    log_place = _corrected_minimum([combine(parts).log10_p for parts in tests_by_place])
+    better = min(tests_by_place, key=lambda parts: combine(parts).log10_p)
+    matches, rotated = match_all(a, b, hidden_layers), False
     log_matched = summary(matches)[0]
     if hidden_layers and log_matched >= math.log10(LEVEL):
-        again = matched(a, b, hidden_layers, first_bases(a, b, hidden_layers[0]))
-        log_again, cosine, _ = summary(again)
-        agree = log_again < math.log10(LEVEL) and cosine >= COSINE
+        aligned = match_all(a, b, hidden_layers, first_bases(a, b, hidden_layers[0]))
+        log_aligned, cosine, _ = summary(aligned)
+        agree = log_aligned < math.log10(LEVEL) and cosine >= COSINE
         rotated = agree and hidden_layers[0].reads != ""
-        log_matched = _least([log_matched, log_again if agree else 0.0])
-        matches = again if cosine > summary(matches)[1] else matches
+        log_matched = _corrected_minimum([log_matched, log_aligned if agree else 0.0])
+        matches = aligned if cosine > summary(matches)[1] else matches
     _, cosine, null = summary(matches)
     rows = []
     for block in dict.fromkeys(layer.block for layer in hidden_layers):
         inside = [i for i, layer in enumerate(hidden_layers) if layer.block == block]
         log_p, agreement, _ = summary([matches[i] for i in inside])
         units = sum(hidden_layers[i].units for i in inside)
-        rows.append(BlockLineage(block, units, joined([better[i] for i in inside]).log10_p, log_p, agreement))
+        rows.append(BlockLineage(block, units, combine([better[i] for i in inside]).log10_p, log_p, agreement))
     derived, reordered = (x < math.log10(LEVEL) for x in (log_place, log_matched))
     verdict = "derived" if derived else "derived, reordered" if reordered else "no evidence"
-    sentence = _sentence(verdict, rotated, log_place, log_matched, cosine) if hidden_layers else NOTHING
+    sentence = _sentence(verdict, rotated, log_place, log_matched, cosine) if hidden_layers else NO_LAYERS
     return Lineage(
         verdict, 10**log_place, 10**log_matched, log_place, log_matched, cosine, null, rotated, tuple(rows), sentence
     )
@@ -321,10 +326,10 @@ def _sentence(verdict: str, rotated: bool, log_place: float, log_matched: float,
             "This does not prove that they were trained independently."
         )
     how = f"{REASONS[verdict]} (p = 1e{min(log_place, log_matched):.0f}, matched weights have a cosine of {cosine:.2f})"
-    basis = TURNED if rotated else ""
-    return f"The second network is derived from the first, or both from a common ancestor: {how}{basis}."
+    basis_note = ROTATED if rotated else ""
+    return f"The second network is derived from the first, or both from a common ancestor: {how}{basis_note}."
 
 
-def _least(logs: Sequence[float]) -> float:
+def _corrected_minimum(logs: Sequence[float]) -> float:
     """Return the logarithm of the smallest p-value, corrected for the number of tests."""
     return min(0.0, min(logs) + math.log10(len(logs)))

@@ -1,4 +1,4 @@
-"""How the activations after each block moved: the part that an orthogonal or affine map recovers, and the lost part."""
+"""How far the activations after each block moved, without a map and after an orthogonal or affine map."""
 
 from __future__ import annotations
 
@@ -58,24 +58,25 @@ class Moved:
         x, y = (_rows(output, mask) for output in (output_b, output_a))
         if x is None or y is None or x.shape[1:] != y.shape[1:]:
             return
-        width, seen = y.shape[-1], self.seen.get(name, 0)
-        self.seen[name] = seen + len(y)
+        width, count = y.shape[-1], self.seen.get(name, 0)
+        self.seen[name] = count + len(y)
         if width > WIDEST:
             return
-        pair = self.moments.setdefault(name, [Moments(width, width), Moments(width, width)])
-        real = y.isfinite().all(-1)
+        train_and_test = self.moments.setdefault(name, [Moments(width, width), Moments(width, width)])
+        finite = y.isfinite().all(-1)
         for half in (0, 1):
-            chosen = torch.arange(half if seen % 2 == 0 else 1 - half, len(y), 2, device=y.device)
-            if len(chosen) and bool(real[chosen].any()):
-                pair[half].update(x[chosen][real[chosen]], y[chosen][real[chosen]])
+            rows = torch.arange(half if count % 2 == 0 else 1 - half, len(y), 2, device=y.device)
+            if len(rows) and bool(finite[rows].any()):
+                train_and_test[half].update(x[rows][finite[rows]], y[rows][finite[rows]])
 
     def gather(self, processes: Processes) -> None:
         """Merge the moments of all processes."""
-        parts = processes.gather(self.moments)
-        self.moments = parts[0]
-        for part in parts[1:]:
-            for name, pair in part.items():
-                self.moments[name] = [one.merge(two) for one, two in zip(self.moments[name], pair, strict=True)]
+        gathered = processes.gather(self.moments)
+        self.moments = gathered[0]
+        for moments in gathered[1:]:
+            for name, train_and_test in moments.items():
+                pairs = zip(self.moments[name], train_and_test, strict=True)
+                self.moments[name] = [mine.merge(theirs) for mine, theirs in pairs]
 
     def move(self, name: str) -> Move | None:
         """Return how far activations have moved; ``None`` if they were not compared or are constant."""
@@ -85,8 +86,8 @@ class Moved:
         variance = float(test.syy.trace())
         if not variance:
             return None
-        size = math.sqrt(float(test.sxx.trace()) * variance)
-        cosine = float(test.sxy.trace()) / size if size else math.nan
+        scale = math.sqrt(float(test.sxx.trace()) * variance)
+        cosine = float(test.sxy.trace()) / scale if scale else math.nan
         norms = float(torch.linalg.matrix_norm(test.sxx) * torch.linalg.matrix_norm(test.syy))
         cka = float(test.sxy.square().sum()) / norms if norms else math.nan
         identity = torch.eye(test.dx, dtype=torch.float64)
@@ -105,8 +106,8 @@ class Moved:
 def _error(moments: Moments, weight: Tensor, bias: Tensor) -> float:
     """Return the sum of squared residuals of y after an affine map of x."""
     shift = moments.mean_y - weight @ moments.mean_x - bias
-    left = moments.syy.trace() - 2 * (weight * moments.sxy.T).sum() + ((weight @ moments.sxx) * weight).sum()
-    return max(float(left), 0.0) + moments.n * float(shift.square().sum())
+    residual = moments.syy.trace() - 2 * (weight * moments.sxy.T).sum() + ((weight @ moments.sxx) * weight).sum()
+    return max(float(residual), 0.0) + moments.n * float(shift.square().sum())
 
 
 def _rows(output: Any, mask: Tensor | None) -> Tensor | None:
@@ -115,8 +116,8 @@ def _rows(output: Any, mask: Tensor | None) -> Tensor | None:
     if values is None or values.dim() not in (2, 3, 4):
         return None
     if values.dim() == 4:  # channels come first, or last if only the first two axes form a square grid
-        last = values.shape[1] == values.shape[2] != values.shape[3]
-        values = values.flatten(1, 2) if last else values.flatten(2).transpose(1, 2)
+        channels_last = values.shape[1] == values.shape[2] != values.shape[3]
+        values = values.flatten(1, 2) if channels_last else values.flatten(2).transpose(1, 2)
     if values.dim() == 2:
         return values[:, None]
     mask = mask.to(values.device) if mask is not None and mask.shape == values.shape[:2] else None
@@ -124,7 +125,7 @@ def _rows(output: Any, mask: Tensor | None) -> Tensor | None:
     count = real.sum(1, keepdim=True)
     positions = torch.arange(POSITIONS, device=values.device)
     spaced = torch.where(count > POSITIONS, (positions * (count - 1) / (POSITIONS - 1)).round().long(), positions)
-    places = real.int().sort(dim=1, descending=True, stable=True).indices  # real tokens first
-    chosen = places.gather(1, spaced.clamp(max=values.shape[1] - 1))
-    rows = values.gather(1, chosen[..., None].expand(-1, -1, values.shape[2]))
+    order = real.int().sort(dim=1, descending=True, stable=True).indices  # real tokens first
+    indices = order.gather(1, spaced.clamp(max=values.shape[1] - 1))
+    rows = values.gather(1, indices[..., None].expand(-1, -1, values.shape[2]))
     return rows.masked_fill((positions >= count)[..., None], torch.nan)

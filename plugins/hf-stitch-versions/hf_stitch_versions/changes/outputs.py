@@ -47,8 +47,8 @@ class Measure:
     def of(cls, task: str | None) -> Measure:
         """Return the measure for the task of the head of a network."""
         if task in DISTRIBUTIONS:
-            of = "tokens" if task in (CAUSAL, "fill-mask") else "classes"
-            return cls("KL", f"Kullback-Leibler divergence of the {of}, in nats", task == CAUSAL)
+            unit = "tokens" if task in (CAUSAL, "fill-mask") else "classes"
+            return cls("KL", f"Kullback-Leibler divergence of the {unit}, in nats", task == CAUSAL)
         return cls("squared difference", "squared difference of the outputs, over their variance between samples")
 
     @property
@@ -104,11 +104,11 @@ class Measure:
             (batch,) float64.
         """
         if self.is_divergence:
-            lost = elsewhere(reference, second)
+            outside = elsewhere(reference, second)
             width = min(reference.shape[-1], second.shape[-1])
             if reference.shape != second.shape:
                 reference, second = (logs[..., :width].log_softmax(-1) for logs in (reference, second))
-            values = lost + (reference.exp() * (reference - second).where(reference > -torch.inf, 0)).sum(-1)
+            values = outside + (reference.exp() * (reference - second).where(reference > -torch.inf, 0)).sum(-1)
         else:
             values = (reference - second).square().sum(-1)
         return per_sample(values, mask)
@@ -127,9 +127,9 @@ def answers(output: Any) -> dict[str, Tensor]:
     Start and end logits, or classes and boxes, are several outputs. Hidden states and nested outputs count only if they
     come first.
     """
-    every = {place: value.double() for place, value in values_of(output, whole=True).items() if is_value(value)}
-    first = next(iter(every))
-    outputs = {place: v for place, v in every.items() if place == first or not ("." in place or "hidden" in place)}
+    tensors = {place: value.double() for place, value in values_of(output, whole=True).items() if is_value(value)}
+    first = next(iter(tensors))
+    outputs = {place: v for place, v in tensors.items() if place == first or not ("." in place or "hidden" in place)}
     return {place: value if value.dim() > 1 else value.reshape(-1, 1) for place, value in outputs.items()}
 
 
@@ -167,22 +167,22 @@ def quality(
     """
     if not measure.is_divergence:
         return {}
-    best = output.max(-1)
-    measures = {"confidence": per_sample(best.values.exp(), mask)}
+    predictions = output.max(-1)
+    measures = {"confidence": per_sample(predictions.values.exp(), mask)}
     if measure.causal and ids is not None and output.shape[:2] == ids.shape:
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.to(ids.device)
-        asked, counted = ids[:, 1:], real[:, 1:] & real[:, :-1] & (ids[:, 1:] < output.shape[-1])
-        asked = asked.where(counted, 0)
-        loss = functional.nll_loss(output[:, :-1].flatten(0, 1), asked.flatten(), reduction="none").view_as(asked)
-        right = (best.indices[:, :-1] == asked).double()
-        return measures | {"cross_entropy": per_sample(loss, counted), "right": per_sample(right, counted)}
+        expected, counted = ids[:, 1:], real[:, 1:] & real[:, :-1] & (ids[:, 1:] < output.shape[-1])
+        expected = expected.where(counted, 0)
+        loss = functional.nll_loss(output[:, :-1].flatten(0, 1), expected.flatten(), reduction="none").view_as(expected)
+        is_right = (predictions.indices[:, :-1] == expected).double()
+        return measures | {"cross_entropy": per_sample(loss, counted), "right": per_sample(is_right, counted)}
     if labels is None or output.dim() != 2:
         return measures
-    asked = torch.as_tensor(labels, device=output.device)
-    loss = functional.nll_loss(output, asked, reduction="none")
+    expected = torch.as_tensor(labels, device=output.device)
+    loss = functional.nll_loss(output, expected, reduction="none")
     return measures | {
         "cross_entropy": per_sample(loss, None),
-        "right": per_sample((best.indices == asked).double(), None),
+        "right": per_sample((predictions.indices == expected).double(), None),
     }
 
 

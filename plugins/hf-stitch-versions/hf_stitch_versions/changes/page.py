@@ -35,15 +35,18 @@ def section(result: Difference) -> Section:
             for part, effect in effects
         ])  # fmt: skip
     if result.outputs is not None:
-        out = result.outputs
-        rows = [("second from first", out.measure, str(out.forth)), ("first from second", out.measure, str(out.back))]
-        rows += [("quantile", share, f"{value:.3g}") for share, value in out.quantiles.items()]
-        rows += [("sample", name, f"{value:.3g}") for name, value in out.worst]
-        if out.agreement is not None:
-            rows.append(("equal predictions", "", str(out.agreement)))
+        outputs = result.outputs
+        rows = [
+            ("second from first", outputs.measure, str(outputs.forth)),
+            ("first from second", outputs.measure, str(outputs.back)),
+        ]
+        rows += [("quantile", share, f"{value:.3g}") for share, value in outputs.quantiles.items()]
+        rows += [("sample", name, f"{value:.3g}") for name, value in outputs.worst]
+        if outputs.agreement is not None:
+            rows.append(("equal predictions", "", str(outputs.agreement)))
         rows += [
-            (name, "first, second", f"{one:.4g}, {two:.4g}; difference {gap}")
-            for name, (one, two, gap) in out.scores.items()
+            (name, "first, second", f"{first_score:.4g}, {second_score:.4g}; difference {change}")
+            for name, (first_score, second_score, change) in outputs.scores.items()
         ]
         tables["Outputs"] = Table(("quantity", "of", "value"), rows)
     tables["Weights"] = Table(WEIGHTS, [
@@ -115,8 +118,8 @@ def _figure(result: Difference) -> Figure:
 
 
 def _percent(share: Estimate) -> str:
-    ends = "" if math.isnan(share.low) else f" [{100 * share.low:.1f}, {100 * share.high:.1f}]"
-    return f"{share.value:.1%}{ends}"
+    interval = "" if math.isnan(share.low) else f" [{100 * share.low:.1f}, {100 * share.high:.1f}]"
+    return f"{share.value:.1%}{interval}"
 
 
 def _number(value: float) -> str:

@@ -96,30 +96,25 @@ def pair(
     if unknown := [name for name in within if name not in divided]:
         hint = did_you_mean(unknown[0], divided) or next(iter(divided))
         raise ValueError(f"within contains {unknown[0]!r}, which is not a part of the network; did you mean {hint!r}?")
-    sizes = Counter(module for name in weights_a for module in _around_weight(name))
+    totals = Counter(module for name in weights_a for module in _around_weight(name))
     for name, members in _finer(divided, within):
         if not any(weight in names for weight in members):
             continue
-        mine = [weight for weight in members if weight in weights_a]
-        paired = tuple(weight for weight in mine if weight in names and weight not in reshaped)
-        full = Counter(module for weight in mine for module in _around_weight(weight))
-        places = {
-            weight: next(
-                (module for module in _around_weight(weight) if full[module] == sizes[module] and module in real_a), ""
-            )
-            for weight in mine
-        }
-        modules = {
-            real_a[place]: real_b.get(prefix_b + place.removeprefix(prefix_a), "") for place in places.values() if place
-        }
-        loose = tuple(weight for weight, place in places.items() if not place)
-        inside = Counter(key_of(weights_a[weight]) for weight in mine)
-        alone = all(inside[key] == ties[key] for key in (key_of(weights_a[weight]) for weight in loose))
-        fit = alone and all(weight in plain_a and names.get(weight) in plain_b for weight in loose)
-        whole = len(paired) == len(mine) and all(modules.values()) and fit
+        own_weights = [weight for weight in members if weight in weights_a]
+        paired = tuple(weight for weight in own_weights if weight in names and weight not in reshaped)
+        counts = Counter(module for weight in own_weights for module in _around_weight(weight))
+        # modules without weights of other parts
+        complete = {module for module, count in counts.items() if count == totals[module] and module in real_a}
+        module_of = {w: next((x for x in _around_weight(w) if x in complete), "") for w in own_weights}
+        modules = {real_a[x]: real_b.get(prefix_b + x.removeprefix(prefix_a), "") for x in module_of.values() if x}
+        loose = tuple(weight for weight, place in module_of.items() if not place)
+        ties_inside = Counter(key_of(weights_a[weight]) for weight in own_weights)
+        untied = all(ties_inside[key] == ties[key] for key in (key_of(weights_a[weight]) for weight in loose))
+        loose_fit = untied and all(weight in plain_a and names.get(weight) in plain_b for weight in loose)
+        whole = len(paired) == len(own_weights) and all(modules.values()) and loose_fit
         tied = dict.fromkeys(
             weight.rpartition(".")[0] or weight
-            for weight in mine if weight != name and not weight.startswith(f"{name}.")
+            for weight in own_weights if weight != name and not weight.startswith(f"{name}.")
         )  # fmt: skip
         parts.append(Part(name, name in blocks, tuple(members), paired, modules, loose, whole, tuple(tied)))
     return Pairing(
@@ -138,8 +133,8 @@ def _places(network: Adapter) -> tuple[dict[str, str], set[str]]:
 
 def _around_weight(name: str) -> list[str]:
     """Return the modules around a weight, largest first."""
-    places = name.split(".")
-    return [".".join(places[:stop]) for stop in range(1, len(places))]
+    segments = name.split(".")
+    return [".".join(segments[:stop]) for stop in range(1, len(segments))]
 
 
 def named(
@@ -199,9 +194,9 @@ def blocks_of(network: Adapter, weights: Weights) -> tuple[str, ...]:
     numbered: dict[str, set[str]] = {}
     for name in weights:
         if not any(name.startswith(f"{block}.") for block in blocks):
-            places = name.split(".")
-            if place := next((i for i, segment in enumerate(places[:-1]) if segment.isdigit()), 0):
-                numbered.setdefault(".".join(places[:place]), set()).add(".".join(places[: place + 1]))
+            segments = name.split(".")
+            if depth := next((i for i, segment in enumerate(segments[:-1]) if segment.isdigit()), 0):
+                numbered.setdefault(".".join(segments[:depth]), set()).add(".".join(segments[: depth + 1]))
     blocks += [
         name for stack, names in numbered.items() if len(names) > 1 for name in names if not _around(stack, cuts)
     ]
@@ -215,11 +210,11 @@ def _around(stack: str, blocks: Sequence[str]) -> bool:
 
 def _first(weights: Weights) -> dict[str, int]:
     """Return the position of the first weight of each module."""
-    first: dict[str, int] = {}
-    for place, name in enumerate(weights):
+    positions: dict[str, int] = {}
+    for position, name in enumerate(weights):
         while name := name.rpartition(".")[0]:
-            first.setdefault(name, place)
-    return first
+            positions.setdefault(name, position)
+    return positions
 
 
 def _divided(a: Weights, b: Weights, blocks: Sequence[str]) -> dict[str, list[str]]:
@@ -231,12 +226,12 @@ def _divided(a: Weights, b: Weights, blocks: Sequence[str]) -> dict[str, list[st
     parts: dict[str, list[str]] = {}
     owners: dict[tuple[int, torch.Size], list[tuple[str, str]]] = {}
     for name in dict.fromkeys((*a, *b)):
-        place = next((block for block in blocks if name.startswith(f"{block}.")), "") or _outermost(name, blocks)
+        part = next((block for block in blocks if name.startswith(f"{block}.")), "") or _outermost(name, blocks)
         if name in a:
             tied = owners.setdefault(key_of(a[name]), [])
-            place = next((part for tied_name, part in tied if _equal(b.get(tied_name), b.get(name))), place)
-            tied.append((name, place))
-        parts.setdefault(place, []).append(name)
+            part = next((tied_part for tied_name, tied_part in tied if _equal(b.get(tied_name), b.get(name))), part)
+            tied.append((name, part))
+        parts.setdefault(part, []).append(name)
     return parts
 
 
@@ -255,18 +250,19 @@ def _finer(parts: Mapping[str, list[str]], within: Collection[str]) -> Iterator[
             continue
         children: dict[str, list[str]] = {}
         for name in members:
-            inside = name.startswith(f"{part}.")
-            children.setdefault(".".join(name.split(".")[: part.count(".") + 2]) if inside else name, []).append(name)
+            in_module = name.startswith(f"{part}.")
+            child = ".".join(name.split(".")[: part.count(".") + 2]) if in_module else name
+            children.setdefault(child, []).append(name)
         yield from children.items()
 
 
 def _outermost(name: str, blocks: Sequence[str]) -> str:
     """Return the largest module around a weight that does not contain a block; else the name of the weight."""
-    places = name.split(".")
-    for stop in range(1, len(places)):
-        around = ".".join(places[:stop])
-        if not _around(around, blocks):
-            return around
+    segments = name.split(".")
+    for stop in range(1, len(segments)):
+        module = ".".join(segments[:stop])
+        if not _around(module, blocks):
+            return module
     return name
 
 

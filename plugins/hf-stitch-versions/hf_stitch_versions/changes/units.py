@@ -27,15 +27,15 @@ class Layer:
     reads: str = ""
     writes: str = ""
 
-    def weights(self, of: Mapping[str, Tensor]) -> list[Tensor]:
+    def weights(self, weights: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the weights of the units, (units, channels, places in a kernel): before, then after."""
-        before = [part for name in self.before for part in of[name].split(self.units)]
-        both = (*before, of[self.after].transpose(0, 1))
-        return [x.detach().cpu().float().reshape(*x.shape[:2], -1) for x in both]
+        before = [part for name in self.before for part in weights[name].split(self.units)]
+        unit_weights = (*before, weights[self.after].transpose(0, 1))
+        return [x.detach().cpu().float().reshape(*x.shape[:2], -1) for x in unit_weights]
 
-    def own(self, of: Mapping[str, Tensor]) -> list[Tensor]:
+    def own(self, weights: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the weights that count for this layer: without the last one if the next layer starts with it."""
-        return self.weights(of)[: -1 if self.writes.startswith("units") else None]
+        return self.weights(weights)[: -1 if self.writes.startswith("units") else None]
 
 
 def layers(a: Mapping[str, Tensor], b: Mapping[str, Tensor], blocks: Sequence[str]) -> list[Layer]:
@@ -54,9 +54,9 @@ def layers(a: Mapping[str, Tensor], b: Mapping[str, Tensor], blocks: Sequence[st
 def _along(a: Mapping[str, Tensor], names: Sequence[str], block: str) -> Iterator[Layer]:
     """Yield a layer where a weight reads as many units as the previous weight, or its gate, writes."""
     for i, after in enumerate(names[1:], 1):
-        (rows, columns), units = a[names[i - 1]].shape[:2], a[after].shape[1]
-        if rows == units or (rows == 2 * units and a[after].dim() == 2):
-            gated = i > 1 and a[names[i - 2]].shape == a[names[i - 1]].shape and rows != columns
+        (outputs, inputs), units = a[names[i - 1]].shape[:2], a[after].shape[1]
+        if outputs == units or (outputs == 2 * units and a[after].dim() == 2):
+            gated = i > 1 and a[names[i - 2]].shape == a[names[i - 1]].shape and outputs != inputs
             yield Layer(block or names[i - 1].rpartition(".")[0], tuple(names[i - 1 - gated : i]), after, units)
 
 

@@ -28,7 +28,7 @@ DTYPES = (torch.float8_e4m3fn, torch.bfloat16, torch.float16)
 """Recognised floating-point formats."""
 
 MOST = 0.99
-"""Minimum share of numbers in a quantized matrix that are rounded to nearest; the rest are clipped."""
+"""Share of numbers in a quantized matrix above which it counts as rounded to nearest; the rest are clipped."""
 
 ENDS = ("_orig", "_mask", "_g", "_v", "_u")
 """Suffixes of the tensors that hooks combine into a weight."""
@@ -40,7 +40,7 @@ ROWS = 64
 """Number of rows inspected to recognise the format of a matrix, plus the row of the largest number."""
 
 EXACTLY = 1e-6
-"""Smallest difference between numbers of a quantized format, relative to the largest number."""
+"""Minimum gap between numbers of a quantized format, relative to the largest; smaller gaps are rounding errors."""
 
 
 def effective(model: nn.Module) -> dict[str, Tensor]:
@@ -68,28 +68,28 @@ def effective(model: nn.Module) -> dict[str, Tensor]:
 
 def dense(module: nn.Module) -> nn.Module:
     """Return a copy of a module with plain weights, which can be changed: merged, dequantized, without masks."""
-    twin = copy.deepcopy(module)
-    layer = _merged(twin) if not _packed(twin) else _linear(twin, twin)
+    copied = copy.deepcopy(module)
+    layer = _merged(copied) if not _packed(copied) else _linear(copied, copied)
     if layer is not None:
         return dense(layer)
-    if parametrize.is_parametrized(twin):  # removing them would change the weights of the original
-        values = {name: getattr(twin, name).detach() for name in _made(twin)}
-        twin.__class__ = parametrize.type_before_parametrizations(twin)
-        del twin._modules["parametrizations"]
+    if parametrize.is_parametrized(copied):  # removing them would change the weights of the original
+        values = {name: getattr(copied, name).detach() for name in _made(copied)}
+        copied.__class__ = parametrize.type_before_parametrizations(copied)
+        del copied._modules["parametrizations"]
         for name, value in values.items():
-            twin.register_parameter(name, nn.Parameter(value, requires_grad=False))
-    for key, (name, value) in _hooked(twin).items():
-        del twin._forward_pre_hooks[key]
+            copied.register_parameter(name, nn.Parameter(value, requires_grad=False))
+    for key, (name, value) in _hooked(copied).items():
+        del copied._forward_pre_hooks[key]
         for end in ENDS:
-            twin._parameters.pop(f"{name}{end}", None)
-            twin._buffers.pop(f"{name}{end}", None)
-        vars(twin).pop(name, None)
-        twin.register_parameter(name, nn.Parameter(value, requires_grad=False))
-    if _composed(twin):
-        _decompose(twin)
-    for name, child in twin.named_children():
-        setattr(twin, name, dense(child))
-    return twin
+            copied._parameters.pop(f"{name}{end}", None)
+            copied._buffers.pop(f"{name}{end}", None)
+        vars(copied).pop(name, None)
+        copied.register_parameter(name, nn.Parameter(value, requires_grad=False))
+    if _composed(copied):
+        _decompose(copied)
+    for name, child in copied.named_children():
+        setattr(copied, name, dense(child))
+    return copied
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -114,15 +114,15 @@ def _merged(module: nn.Module) -> nn.Module | None:
     if hasattr(module, "modules_to_save") and hasattr(module, "original_module"):
         saved: Any = module  # a module that PEFT trains whole
         active = None if saved.disable_adapters else next(iter(saved.active_adapters), None)
-        whole: nn.Module = saved.original_module if active is None else saved.modules_to_save[active]
-        return whole
+        active_module: nn.Module = saved.original_module if active is None else saved.modules_to_save[active]
+        return active_module
     base = getattr(module, "base_layer", None)
     if not (hasattr(module, "get_base_layer") and hasattr(module, "merge")):
         return _linear(module, base) if isinstance(base, nn.Module) and hasattr(base, "in_features") else None
-    twin: Any = copy.deepcopy(module)
-    if not twin.merged and not twin.disable_adapters:
-        twin.merge()
-    layer: nn.Module = twin.get_base_layer()
+    copied: Any = copy.deepcopy(module)
+    if not copied.merged and not copied.disable_adapters:
+        copied.merge()
+    layer: nn.Module = copied.get_base_layer()
     return layer
 
 
@@ -139,7 +139,7 @@ def _linear(module: nn.Module, base: Any) -> nn.Linear:
 
 def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of a module, without its submodules."""
-    turned = type(module).__name__ == "Conv1D"  # of transformers: inputs are the first axis
+    is_transposed = type(module).__name__ == "Conv1D"  # of transformers: inputs are the first axis
     made_by_hooks = dict(_hooked(module).values())
     hidden = {f"{name}{end}" for name in made_by_hooks for end in ENDS}
     names = dict.fromkeys([*module._parameters, *module._buffers, *_made(module)])
@@ -149,7 +149,7 @@ def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         value = made_by_hooks[name] if name in made_by_hooks else getattr(module, name)
         value = value() if callable(value) and not isinstance(value, Tensor) else value
         if isinstance(value, Tensor) and (dense := _dense(module, name, value)) is not None:
-            yield name, dense.T if turned and dense.dim() == 2 else dense
+            yield name, dense.T if is_transposed and dense.dim() == 2 else dense
 
 
 def _made(module: nn.Module) -> list[str]:
@@ -166,11 +166,11 @@ def _composed(module: nn.Module) -> bool:
 
 
 def _decompose(module: Any) -> None:
-    """Turn such a layer, in place, into its base class with the weight as a parameter."""
+    """Turn a layer with a computed weight, in place, into its base class with the weight as a parameter."""
     weight, bias = module.weight.detach(), module.bias
-    kinds = type(module).__mro__
-    maker = next(place for place, kind in enumerate(kinds) if "weight" in vars(kind))
-    module.__class__ = kinds[maker + 1]
+    classes = type(module).__mro__
+    definer = next(index for index, class_ in enumerate(classes) if "weight" in vars(class_))
+    module.__class__ = classes[definer + 1]
     module._parameters.clear()
     module.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
     module.register_parameter("bias", bias)
@@ -203,16 +203,16 @@ def _packed(module: nn.Module) -> bool:
 
 def integers(model: nn.Module) -> tuple[float, list[str]]:
     """Return the share of the weights of a network that are stored as integers, and the classes that store them."""
-    count, whole, kinds = 0, 0, list[str]()
+    integer_count, total, classes = 0, 0, list[str]()
     for module in model.modules():
         for name, value in _own(module):
             stored: Tensor | None = module._parameters.get(name)
             stored = module._buffers.get(name) if stored is None else stored
-            whole += value.numel()
+            total += value.numel()
             if _packed(module) if stored is None else _is_quantized(stored) or not stored.is_floating_point():
-                count += value.numel()
-                kinds.append(type(stored if stored is not None and _is_quantized(stored) else module).__name__)
-    return count / whole if whole else 0.0, kinds
+                integer_count += value.numel()
+                classes.append(type(stored if stored is not None and _is_quantized(stored) else module).__name__)
+    return integer_count / total if total else 0.0, classes
 
 
 def _is_quantized(value: Tensor) -> bool:
@@ -239,10 +239,10 @@ def _dense(module: nn.Module, name: str, value: Tensor) -> Tensor | None:
 @torch.no_grad()
 def computed(module: nn.Module, width: Any) -> Tensor:
     """Return the matrix of a linear layer from its outputs: for each unit vector, minus the output for zero."""
-    place = next((value.device for value in (*module.parameters(), *module.buffers())), torch.device("cpu"))
-    rows = torch.cat([torch.eye(width, device=place), torch.zeros(1, width, device=place)])
-    out: Tensor = module(rows)
-    return (out[:-1] - out[-1]).T.contiguous()
+    device = next((value.device for value in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+    rows = torch.cat([torch.eye(width, device=device), torch.zeros(1, width, device=device)])
+    outputs: Tensor = module(rows)
+    return (outputs[:-1] - outputs[-1]).T.contiguous()
 
 
 # -- how two versions differ ------------------------------------------------------------------------------------------
@@ -334,8 +334,8 @@ def aligned(
         elif x.shape == y.shape:
             yield name, x.double(), y.to(x.device).double(), x.new_tensor(False, dtype=torch.bool)
         else:
-            whole = [max(sizes) for sizes in zip(x.shape, y.shape, strict=True)]
-            padded, alone = x.new_zeros(2, *whole, dtype=torch.float64), x.new_ones(whole, dtype=torch.bool)
+            shape = [max(sizes) for sizes in zip(x.shape, y.shape, strict=True)]
+            padded, alone = x.new_zeros(2, *shape, dtype=torch.float64), x.new_ones(shape, dtype=torch.bool)
             padded[0][_places(x)], padded[1][_places(y)] = x.double(), y.to(x.device).double()
             alone[tuple(slice(min(sizes)) for sizes in zip(x.shape, y.shape, strict=True))] = False
             yield name, padded[0], padded[1], alone
@@ -413,8 +413,8 @@ def _rounding(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[str, bool]:
     formats = [_integers(x.to(y.device), y) for x, y in differing]
     if not all(formats):
         return "", False
-    labels, places, near = zip(*filter(None, formats), strict=True)
-    return f"{' and '.join(sorted({*labels}))} by {' or '.join(dict.fromkeys(places))}", all(near)
+    labels, group_names, are_rounded = zip(*filter(None, formats), strict=True)
+    return f"{' and '.join(sorted({*labels}))} by {' or '.join(dict.fromkeys(group_names))}", all(are_rounded)
 
 
 def _integers(x: Tensor, y: Tensor) -> tuple[str, str, bool] | None:
@@ -422,15 +422,15 @@ def _integers(x: Tensor, y: Tensor) -> tuple[str, str, bool] | None:
 
     The largest groups come first: rows of int8 with one scale may have few levels each, like rows of int4.
     """
-    for where, size in GROUPS.items():
-        ours, theirs = ((matrix.flatten(1).T if size == -1 else matrix.flatten(1)) for matrix in (x, y))
-        if size == -1 and theirs.shape[1] < FEW:
+    for group_name, size in GROUPS.items():
+        rows_a, rows_b = ((matrix.flatten(1).T if size == -1 else matrix.flatten(1)) for matrix in (x, y))
+        if size == -1 and rows_b.shape[1] < FEW:
             continue
-        largest = theirs.abs().amax(1).argmax()
-        one, two = (torch.cat([matrix[:ROWS], matrix[largest][None]]).double() for matrix in (ours, theirs))
+        largest = rows_b.abs().amax(1).argmax()
+        sample_a, sample_b = (torch.cat([matrix[:ROWS], matrix[largest][None]]).double() for matrix in (rows_a, rows_b))
         for label, levels in GRIDS.items():
-            if (step := _step(_grouped(two, size), levels)) is not None:
-                return label, where, _nearest(_grouped(one, size), _grouped(two, size), step)
+            if (step := _step(_grouped(sample_b, size), levels)) is not None:
+                return label, group_name, _nearest(_grouped(sample_a, size), _grouped(sample_b, size), step)
     return None
 
 
@@ -451,16 +451,16 @@ def _step(groups: Tensor, levels: int) -> Tensor | None:
     """Return the step of each group, if its numbers are small multiples of a step; else ``None``."""
     if groups.shape[1] == 1:  # one number is a multiple of itself
         return groups.abs().clamp(min=EXACTLY)
-    ordered = groups.sort(1).values
-    gaps = ordered.diff(dim=1)
+    sorted_values = groups.sort(1).values
+    gaps = sorted_values.diff(dim=1)
     largest = groups.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-    least = gaps.where(gaps > EXACTLY * largest, torch.inf).amin(1, keepdim=True)
-    step = torch.full_like(least, torch.nan)
-    ends = (largest / (levels // 2 + low) for low in (0, 1))  # the largest number is the last of the format
-    for candidate in (*(least / part for part in (1, 2, 3, 4)), *ends):
+    smallest_gap = gaps.where(gaps > EXACTLY * largest, torch.inf).amin(1, keepdim=True)
+    step = torch.full_like(smallest_gap, torch.nan)
+    full_range = (largest / (levels // 2 + low) for low in (0, 1))  # the largest number is the last of the format
+    for candidate in (*(smallest_gap / part for part in (1, 2, 3, 4)), *full_range):
         multiples = groups / candidate
-        whole = ((multiples - multiples.round()).abs() < 0.01).all(1, keepdim=True)
-        fits = whole & (multiples.abs().amax(1, keepdim=True) <= levels)
+        are_multiples = ((multiples - multiples.round()).abs() < 0.01).all(1, keepdim=True)
+        fits = are_multiples & (multiples.abs().amax(1, keepdim=True) <= levels)
         step = torch.where(step.isnan() & fits, candidate, step)
     zero = groups.abs().amax(1, keepdim=True) == 0
     step = step.masked_fill(zero, 1.0)

@@ -111,12 +111,11 @@ def diff(
         difference = _difference(first, second, pairing, samples, measure, confidence, run)
         bounds = ((name, BOUNDS[name](difference), most) for name, most in (fail_above or {}).items())
         failed = [f"{name} is {value:.3g}, above {most:g}" for name, value, most in bounds if not value <= most]
-        if (
-            bounded := next((network for network in fail_above or () if network != "weight_change"), None)
-        ) and difference.inputs:
+        bounded = next((name for name in fail_above or () if name != "weight_change"), None)
+        if bounded is not None:
             failed += [
-                f"{bounded} holds for the inputs of the first network; the second network's own differ: {network}"
-                for network in difference.inputs[:1] if network != OTHER_SIDE
+                f"{bounded} holds for the inputs of the first network; the second network's own differ: {reason}"
+                for reason in difference.inputs[:1] if reason != OTHER_SIDE
             ]  # fmt: skip
         return replace(difference, failed=tuple(failed))
 
@@ -130,13 +129,8 @@ def _difference(
     notes = _notes(pairing)
     rest: Estimate | None = None
     inputs: tuple[str, ...] = ()
-    outputs, effects, curves, moves, forwards = (
-        None,
-        dict[str, Effect](),
-        dict[str, tuple[Estimate, Estimate]](),
-        {},
-        0.0,
-    )
+    effects, curves = dict[str, Effect](), dict[str, tuple[Estimate, Estimate]]()
+    outputs, moves, forwards = None, {}, 0.0
     if samples is not None:
         differ = frozenset(part.name for part in pairing.parts if changes[part.name].change or _other_code(a, b, part))
         engine = Effects(a, b, pairing, differ, measure, run)
@@ -175,8 +169,8 @@ def _difference(
         str(a.reference), str(b.reference), 0 if samples is None else len(samples),
         None if samples is None else samples.fingerprint, weight_change(pairing.a, pairing.b), outputs, tuple(parts),
         rest, curves, lineage(pairing.a, pairing.b, blocks), pairing.missing, pairing.extra,
-        tuple(f"{name} {one} against {two}" for name, (one, two) in pairing.reshaped.items()), confidence, forwards, (),
-        tuple(notes), inputs,
+        tuple(f"{name} {shapes[0]} against {shapes[1]}" for name, shapes in pairing.reshaped.items()), confidence,
+        forwards, (), tuple(notes), inputs,
     )  # fmt: skip
 
 
@@ -190,8 +184,8 @@ def _notes(pairing: Pairing) -> list[str]:
         if names:
             notes.append(f"{sentence} {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1))
     if pairing.reshaped:
-        name, (one, two) = next(iter(pairing.reshaped.items()))
-        notes.append(f"{name} has shape {one} against {two}" + _more(len(pairing.reshaped)))
+        name, (first_shape, second_shape) = next(iter(pairing.reshaped.items()))
+        notes.append(f"{name} has shape {first_shape} against {second_shape}" + _more(len(pairing.reshaped)))
     if partial := [part.name for part in pairing.parts if not part.whole]:
         notes.append(f"{partial[0]}{_more(len(partial))} cannot be exchanged: weights lack a partner of the same shape")
     return notes
@@ -239,12 +233,12 @@ class Resampling:
     def ratio(self, upper: Array, lower: Array, many: int = 1) -> Estimate:
         """Return a ratio of means."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            drawn = (self.weights @ upper) / (self.weights @ lower)
-        if len(drawn) == 1 or not np.isfinite(drawn).all():
-            return Estimate(float(drawn[0]), np.nan, np.nan)
+            ratios = (self.weights @ upper) / (self.weights @ lower)
+        if len(ratios) == 1 or not np.isfinite(ratios).all():
+            return Estimate(float(ratios[0]), np.nan, np.nan)
         tail = (1 - self.confidence) / 2 / many
-        low, high = np.quantile(drawn[1:], [tail, 1 - tail])
-        return Estimate(float(drawn[0]), float(low), float(high))
+        low, high = np.quantile(ratios[1:], [tail, 1 - tail])
+        return Estimate(float(ratios[0]), float(low), float(high))
 
 
 def _relative(measured: dict[str, Array]) -> dict[str, Array]:
@@ -273,11 +267,11 @@ class Tests:
         patch, weights = measured[f"patch {name}"], measured[f"weights {name}"]
         noise = np.mean([measured[f"noise {seed} {name}"] for seed in range(SEEDS)], axis=0)
         ratio = self.resampling.ratio(weights, noise, self.count)
-        gap, size = self.local.get(name, [0.0, 0.0])
+        gap, norm = self.local.get(name, [0.0, 0.0])
         mean = self.resampling.mean
         return Effect(
             mean(patch), mean(weights), mean(measured[f"revert {name}"]), float(noise.mean()),
-            self.resampling.ratio(patch, measured["total"]), ratio, gap / size if size else np.nan,
+            self.resampling.ratio(patch, measured["total"]), ratio, gap / norm if norm else np.nan,
             ratio.low > LEAST_RATIO,
         )  # fmt: skip
 
@@ -296,32 +290,31 @@ def _curves(
 def _outputs(measure: Measure, measured: Mapping[str, Array], ids: list[Any], resampling: Resampling) -> Outputs:
     """Summarize the differences of the outputs."""
     total = measured["total"]
-    worst = [(str(ids[place]), float(total[place])) for place in np.argsort(-total, kind="stable")[:WORST]]
+    worst_samples = [(str(ids[place]), float(total[place])) for place in np.argsort(-total, kind="stable")[:WORST]]
     scores = {}
     for name, label in (("right", "accuracy"), ("cross_entropy", "cross-entropy"), ("confidence", "confidence")):
         if f"a {name}" in measured:
-            one, two = measured[f"a {name}"], measured[f"b {name}"]
-            defined = ~np.isnan(one)  # a text of one token lacks a next token
+            first, second = measured[f"a {name}"], measured[f"b {name}"]
+            defined = ~np.isnan(first)  # a text of one token lacks a next token
             if not defined.all():
-                scores[label] = (
-                    float(one[defined].mean()),
-                    float(two[defined].mean()),
-                    resampling.over(two - one, defined),
-                )
+                means = float(first[defined].mean()), float(second[defined].mean())
+                scores[label] = *means, resampling.over(second - first, defined)
                 continue
-            scores[label] = float(one.mean()), float(two.mean()), resampling.mean(two - one)
+            scores[label] = float(first.mean()), float(second.mean()), resampling.mean(second - first)
     if "a right" in measured and not measure.causal:
-        errors = [calibration_error({key: measured[f"{who} {key}"] for key in ("confidence", "right")}) for who in "ab"]
+        errors = [
+            calibration_error({key: measured[f"{side} {key}"] for key in ("confidence", "right")}) for side in "ab"
+        ]
         scores["calibration error"] = errors[0], errors[1], Estimate(errors[1] - errors[0], np.nan, np.nan)
     return Outputs(
         measure.name, measure.what, resampling.mean(total), resampling.mean(measured["back"]),
-        {f"{share:g}": float(np.quantile(total, share)) for share in QUANTILES}, tuple(worst),
+        {f"{share:g}": float(np.quantile(total, share)) for share in QUANTILES}, tuple(worst_samples),
         resampling.mean(measured["agreement"]) if "agreement" in measured else None, scores,
     )  # fmt: skip
 
 
 def _distance(difference: Difference, measure: str) -> float:
-    """Return the distance of the outputs; raise an error if it has another measure."""
+    """Return the distance of the outputs; raise an error if it is not this measure."""
     assert difference.outputs is not None
     if difference.outputs.measure != measure:
         raise ValueError(f"fail_above bounds {measure}, but the outputs are compared by {difference.outputs.measure}")

@@ -50,14 +50,14 @@ class Look:
         self, events: Mapping[Key, Event], feed: Feed, deviations: Deviations, with_inputs: Collection[Key]
     ) -> None:  # fmt: skip
         """Run on a batch, and add the deviation of every call from the recorded events of the reference."""
-        back = {theirs: mine for mine, theirs in self.calls.items()}
+        own_call = {theirs: own_key for own_key, theirs in self.calls.items()}
 
         def see(event: Event) -> None:
-            if (mine := back.get(event.key)) is not None and mine in events:
-                reference = events[mine]
+            if (own_key := own_call.get(event.key)) is not None and own_key in events:
+                reference = events[own_key]
                 if self.source.inferred:  # without masks
                     reference = replace(reference, masks={})
-                deviations.setdefault(mine, Deviation()).add(reference, event, feed.mask)
+                deviations.setdefault(own_key, Deviation()).add(reference, event, feed.mask)
 
         theirs = {self.calls[key] for key in with_inputs if key in self.calls}
         self.source.watch(feed, see, theirs, {self.calls[key]: events[key].outputs for key in self.put})
@@ -120,35 +120,35 @@ class Comparison:
     def answer(self) -> Sameness:
         """Find and repair differences until the networks agree."""
         self.pair()
-        rounded, first = self.look()
-        if any(math.isinf(deviation.output) for deviation in first.values()) and self.as_they_are():
-            rounded, first = self.look()
+        rounded, unrepaired = self.look()
+        if any(math.isinf(deviation.output) for deviation in unrepaired.values()) and self.as_they_are():
+            rounded, unrepaired = self.look()
         if not any(self.run.processes.gather(self.finite)):
             self.bound = "modules before the outputs, because the outputs of the first network are not finite"
-        self.check(first)
-        self.null, deviations = self.nulls(rounded), first
-        if self.differing(first, ()):
+        self.check(unrepaired)
+        self.null, deviations = self.nulls(rounded), unrepaired
+        if self.differing(unrepaired, ()):
             self.null = self.nulls(rounded, self.rounded_second())
         findings, repaired = list[Finding](), list[Key]()
-        far = self.differing(first, ())
-        inside = [key for key in far if self.hidden(key, far)] if self.sure else []
-        quantized = self.quantized() if far else ""
-        most = 0 if quantized and self.source.inferred else FINDINGS
-        while (seen := self.next(deviations, repaired)) is not None and len(findings) < most:
-            if self.source.inferred and seen != self.end and self.wrong(seen, deviations, repaired):
-                self.unpair([seen])
+        differing = self.differing(unrepaired, ())
+        inside = [key for key in differing if self.hidden(key, differing)] if self.sure else []
+        quantized = self.quantized() if differing else ""
+        limit = 0 if quantized and self.source.inferred else FINDINGS
+        while (first := self.next(deviations, repaired)) is not None and len(findings) < limit:
+            if self.source.inferred and first != self.end and self.wrong(first, deviations, repaired):
+                self.unpair([first])
                 continue
-            key = self.cause(seen, repaired)
-            alike = self.alike(key, repaired)
-            repaired += [key, *alike]
+            key = self.cause(first, repaired)
+            same_cause = self.alike(key, repaired)
+            repaired += [key, *same_cause]
             before, deviations = deviations, self.repaired(repaired)
-            self.add(findings, self.finding(key, seen, before, deviations), [key, *alike])
+            self.add(findings, self.finding(key, first, before, deviations), [key, *same_cause])
         rows = [
-            Module(key[0], self.calls[key][0], key[1], self.kinds[key], first[key].output, self.null[key].output,
+            Module(key[0], self.calls[key][0], key[1], self.kinds[key], unrepaired[key].output, self.null[key].output,
                    deviations[key].output)
-            for key in self.order if key in first and key in self.calls
+            for key in self.order if key in unrepaired and key in self.calls
         ]  # fmt: skip
-        if seen is None and self.b is not None and (self.code is not None or is_compiled(self.b.model)):
+        if first is None and self.b is not None and (self.code is not None or is_compiled(self.b.model)):
             rows.append(self.compiled(self.b))
             findings += self.compiled_finding(rows[-1])
         return Sameness(
@@ -156,7 +156,7 @@ class Comparison:
             _name(self.reference.dtype), _name(self.coarse), self.n,
             None if self.samples is None else self.samples.fingerprint,
             tuple(next(filter(None, self.run.processes.gather(self.inputs)), [])),
-            tuple(self.settings()), tuple(findings), seen is None and self.whole, tuple(rows), self.missing,
+            tuple(self.settings()), tuple(findings), first is None and self.whole, tuple(rows), self.missing,
             self.extra, tuple(dict.fromkeys(key[0] for key in inside)), self.by_names, self.bound, quantized,
         )  # fmt: skip
 
@@ -183,8 +183,8 @@ class Comparison:
 
     def look(self, with_inputs: Collection[Key] = (), put: Collection[Key] = ()) -> list[Deviations]:
         """Return the deviations of the rounded first network and of the second network from the first."""
-        mine = {key: key for key in self.calls}
-        looks = [Look(self.reference.computing(self.coarse), mine), Look(self.source, self.calls, put)]
+        own_calls = {key: key for key in self.calls}
+        looks = [Look(self.reference.computing(self.coarse), own_calls), Look(self.source, self.calls, put)]
         return self.measure(self.reference, looks, with_inputs)
 
     def repaired(self, put: Collection[Key]) -> Deviations:
@@ -201,13 +201,13 @@ class Comparison:
 
     def nulls(self, *rounded: Deviations) -> dict[Key, Null]:
         """Return the null of each call: the largest finite effect of rounding, with a minimum."""
-        none = Deviation()
+        equal = Deviation()
 
-        def greatest(key: Key, of: str) -> float:
-            effects = (getattr(deviations.get(key, none), of) for deviations in rounded)
+        def largest(key: Key, side: str) -> float:
+            effects = (getattr(deviations.get(key, equal), side) for deviations in rounded)
             return max([self.floor, *filter(math.isfinite, effects)])
 
-        return {key: Null(greatest(key, "output"), greatest(key, "input")) for key in self.calls}
+        return {key: Null(largest(key, "output"), largest(key, "input")) for key in self.calls}
 
     def as_they_are(self) -> bool:
         """Switch networks back to their own dtype if float64 changes which values are finite; return whether any was.
@@ -219,8 +219,8 @@ class Comparison:
             network = getattr(self, side)
             if isinstance(network, Network) and network.computed is not None:
                 unconverted = replace(network, computed=None)
-                (seen,) = self.measure(unconverted, [Look(network, {key: key for key in keys})])
-                if any(math.isinf(deviation.output) for deviation in seen.values()):
+                (deviations,) = self.measure(unconverted, [Look(network, {key: key for key in keys})])
+                if any(math.isinf(deviation.output) for deviation in deviations.values()):
                     setattr(self, side, unconverted)
                     switched = True
         self.units()
@@ -237,7 +237,7 @@ class Comparison:
         for feed in self.feeds():
             events = dict[Key, Event]()
 
-            def keep(event: Event, events: dict[Key, Event] = events) -> None:
+            def record(event: Event, events: dict[Key, Event] = events) -> None:
                 if event.key == self.order[-1]:
                     self.finite |= not event.outputs or any(
                         bool(value.isfinite().any()) for value in event.outputs.values()
@@ -246,7 +246,7 @@ class Comparison:
                     copies = {place: value.clone() for place, value in event.outputs.items()}
                     events[event.key] = replace(event, outputs=copies)
 
-            reference.watch(feed, keep, with_inputs)
+            reference.watch(feed, record, with_inputs)
             for look, deviations in zip(looks, sums, strict=True):
                 look.compare(events, feed, deviations, with_inputs)
             self.n += len(feed.ids)
@@ -284,10 +284,10 @@ class Comparison:
 
         Uncertain pairs are dropped if the outputs of the networks agree.
         """
-        far = self.differing(deviations, repaired)
-        if self.end not in far and not self.sure:
-            self.unpair(far)
-        return next((key for key in far if key in self.calls and not self.hidden(key, far)), None)
+        differing = self.differing(deviations, repaired)
+        if self.end not in differing and not self.sure:
+            self.unpair(differing)
+        return next((key for key in differing if key in self.calls and not self.hidden(key, differing)), None)
 
     @property
     def whole(self) -> bool:
@@ -312,10 +312,10 @@ class Comparison:
 
     def changed(self, key: Key) -> bool:
         """Return whether a leaf module has a different class or different weights."""
-        one, two = self.reference.modules.get(key[0]), self.source.modules.get(self.calls[key][0])
-        if one is None or two is None or any(True for _ in one.children()):
+        module_a, module_b = self.reference.modules.get(key[0]), self.source.modules.get(self.calls[key][0])
+        if module_a is None or module_b is None or any(True for _ in module_a.children()):
             return False
-        return type(one) is not type(two) or bool(evidence.weights(one, two, self.rounding))
+        return type(module_a) is not type(module_b) or bool(evidence.weights(module_a, module_b, self.rounding))
 
     def wrong(self, key: Key, before: Deviations, repaired: Collection[Key]) -> bool:
         """Return whether the pair of a call is wrong, from the effect of repairing it.
@@ -345,12 +345,12 @@ class Comparison:
         while (parent := self.parents.get(around[-1])) is not None:
             around.append(parent)
         around = [key for key in around if key in self.calls]
-        rounded, inside_of = self.look(around, repaired)
+        rounded, second = self.look(around, repaired)
         null = self.nulls(rounded)
-        if inside_of[seen].input > self.tolerance * null[seen].input:
+        if second[seen].input > self.tolerance * null[seen].input:
             null = self.nulls(rounded, self.rounded_second(around))
-        for key, within in zip(around, [None, *around], strict=False):
-            self.received, self.handed = inside_of[key], inside_of[within or key]
+        for key, inner in zip(around, [None, *around], strict=False):
+            self.received, self.handed = second[key], second[inner or key]
             if self.received.input <= self.tolerance * null[key].input and not self.received.masks[0]:
                 return key
         return around[-1]
@@ -363,10 +363,10 @@ class Comparison:
 
     def facts(self, key: Key) -> tuple[list[str], list[str]]:
         """Return the weights and settings of a module that differ; nothing unless both modules are in memory."""
-        one, two = self.reference.modules.get(key[0]), self.source.modules.get(self.calls[key][0])
-        if one is None or two is None:
+        module_a, module_b = self.reference.modules.get(key[0]), self.source.modules.get(self.calls[key][0])
+        if module_a is None or module_b is None:
             return [], []
-        return evidence.weights(one, two, self.rounding), evidence.attributes(one, two)
+        return evidence.weights(module_a, module_b, self.rounding), evidence.attributes(module_a, module_b)
 
     def add(self, findings: list[Finding], finding: Finding, keys: Collection[Key]) -> None:
         """Add a finding at some calls, or merge it into a finding with the same class and settings."""
@@ -396,18 +396,18 @@ class Comparison:
             if self.kinds[call] == self.kinds[key] and not any(self.inside(call, one) for one in (key, *repaired))
         ]  # fmt: skip
         facts = {call[0]: self.facts(call) for call in same_kind}
-        others = [
+        candidates = [
             call for call in same_kind
             if facts[call[0]][1] == settings and bool(facts[call[0]][0]) == bool(weights)
         ]  # fmt: skip
-        if not others:
+        if not candidates:
             return []
-        look = Look(replace(self.source, own=True), self.calls, [*repaired, key, *others])
-        (seen,) = self.measure(self.reference, [look], others)
+        look = Look(replace(self.source, own=True), self.calls, [*repaired, key, *candidates])
+        (deviations,) = self.measure(self.reference, [look], candidates)
         return [
-            call for call in others if call in seen
-            and seen[call].output > self.tolerance * self.null[call].output
-            and seen[call].input <= self.tolerance * self.null[call].input
+            call for call in candidates if call in deviations
+            and deviations[call].output > self.tolerance * self.null[call].output
+            and deviations[call].input <= self.tolerance * self.null[call].input
         ]  # fmt: skip
 
     def quantized(self) -> str:
@@ -424,7 +424,7 @@ class Comparison:
         modules = [(name, self.reference.modules.get(name), self.source.modules.get(name_b)) for name, name_b in pairs]
         return evidence.settings(self.a, self.b) + [
             f"{name}: {text}" if name else text
-            for name, one, two in modules if one is not None and two is not None for text in evidence.values(one, two)
+            for name, x, y in modules if x is not None and y is not None for text in evidence.values(x, y)
         ]  # fmt: skip
 
     def finding(self, key: Key, seen: Key, before: Deviations, after: Deviations) -> Finding:
@@ -433,17 +433,17 @@ class Comparison:
         in_memory = name in self.reference.modules and name_b in self.source.modules
         weights, settings = self.facts(key)
         compared = [*["weights"] * in_memory, *["input"] * bool(self.received.inputs)]
-        differ, of = self.handed.masks
+        unequal, positions = self.handed.masks
         restored: bool | None = False
         if key != end and end in after:
-            far, near = (
+            was_different, is_different = (
                 deviations[end].output > self.tolerance * self.null[end].output for deviations in (before, after)
             )
-            restored = not near if far else None
+            restored = not is_different if was_different else None
         ratio = before[seen].output / self.null[seen].output
         return Finding(
             name, name_b, self.kinds[key], seen[0], ratio, tuple(compared), tuple(weights), tuple(settings),
-            differ / of if of else 0.0, restored,
+            unequal / positions if positions else 0.0, restored,
         )  # fmt: skip
 
     def compiled(self, b: Adapter) -> Module:
@@ -472,19 +472,19 @@ def _widest(network: Network, feed: Feed) -> Network:
     try:
         network.watch(feed, lambda event: None)
     except Exception as error:
-        first = (
+        first_problem = (
             f"first network does not run on a batch of {len(feed.ids)} (pass data; for single samples, batch_size=1)"
         )
-        which = "second network does not run on the inputs of the first" if network.second else first
-        raise ValueError(f"the {which}: {type(error).__name__}: {error}") from error
+        problem = "second network does not run on the inputs of the first" if network.second else first_problem
+        raise ValueError(f"the {problem}: {type(error).__name__}: {error}") from error
     return network
 
 
 def _differ_in_width(a: Adapter, b: Adapter) -> bool:
     """Return whether most weights of the same name have different shapes."""
-    mine, theirs = (dict(adapter.model.named_parameters()) for adapter in (a, b))
-    common = [name for name in mine if name in theirs]
-    return 2 * sum(mine[name].shape != theirs[name].shape for name in common) > len(common)
+    weights_a, weights_b = (dict(adapter.model.named_parameters()) for adapter in (a, b))
+    common = [name for name in weights_a if name in weights_b]
+    return 2 * sum(weights_a[name].shape != weights_b[name].shape for name in common) > len(common)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -63,8 +63,8 @@ Deviations = dict[Key, Deviation]
 
 def join(parts: list[Deviations]) -> Deviations:
     """Add up the deviations of several processes."""
-    first, *others = parts
-    for deviations in others:
+    first, *rest = parts
+    for deviations in rest:
         for key, deviation in deviations.items():
             first.setdefault(key, Deviation()).join(deviation)
     return first
@@ -87,7 +87,7 @@ def _add(sums: dict[str, list[float]], one: Values, two: Values, mask: Tensor | 
 
 def _unequal(one: Values, two: Values, mask: Tensor | None) -> tuple[int, int]:
     """Return the number of positions where masks differ, and of compared positions: queries of real tokens."""
-    differ = places = 0
+    unequal_count = compared_count = 0
     for place, x in (one or two).items():
         y = two.get(place) if one and two else _unmasked(x)
         if y is None or x.shape != y.shape:
@@ -95,8 +95,8 @@ def _unequal(one: Values, two: Values, mask: Tensor | None) -> tuple[int, int]:
         unequal = x != y.to(x.device)
         if mask is not None and unequal.dim() == 4 and (unequal.shape[0], unequal.shape[2]) == mask.shape:
             unequal = unequal.transpose(1, 2)[mask.to(x.device)]
-        differ, places = differ + int(unequal.sum()), places + unequal.numel()
-    return differ, places
+        unequal_count, compared_count = unequal_count + int(unequal.sum()), compared_count + unequal.numel()
+    return unequal_count, compared_count
 
 
 def _unmasked(mask: Tensor) -> Tensor:
@@ -141,9 +141,9 @@ def _difference(x: Tensor, y: Tensor, mask: Tensor | None) -> tuple[float, float
         return math.inf, 1.0
     y = y.to(x.device).reshape(x.shape)  # axes of length 1 do not matter
     x, y = rows_of(x, mask), rows_of(y, mask)
-    gap, size = float((x - y).square_().sum()), float(x.square().sum())
-    if math.isfinite(gap) and math.isfinite(size):
-        return gap, size
+    gap, squares = float((x - y).square_().sum()), float(x.square().sum())
+    if math.isfinite(gap) and math.isfinite(squares):
+        return gap, squares
     finite = x.isfinite()
     if not torch.equal(finite, y.isfinite()) or not torch.equal(x[~finite].nan_to_num(), y[~finite].nan_to_num()):
         return math.inf, 1.0

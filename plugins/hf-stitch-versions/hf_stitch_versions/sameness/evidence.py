@@ -32,11 +32,11 @@ def settings(a: Adapter, b: Adapter | None) -> list[str]:
     """Return the settings that differ between two networks: configs, dtypes and attention implementations."""
     if b is None:
         return []
-    one, two = (cast("Any", getattr(adapter.model, "config", None)) for adapter in (a, b))
+    config_a, config_b = (cast("Any", getattr(adapter.model, "config", None)) for adapter in (a, b))
     differences = []
-    if all(hasattr(config, "to_dict") for config in (one, two)) and type(one) is type(two):
-        differences += _unequal(_flat(one.to_dict()), _flat(two.to_dict()))
-        kernels = [getattr(config, "_attn_implementation", None) for config in (one, two)]
+    if all(hasattr(config, "to_dict") for config in (config_a, config_b)) and type(config_a) is type(config_b):
+        differences += _unequal(_flat(config_a.to_dict()), _flat(config_b.to_dict()))
+        kernels = [getattr(config, "_attn_implementation", None) for config in (config_a, config_b)]
         if kernels[0] != kernels[1]:
             differences.append(f"attention implementation {kernels[0]} against {kernels[1]}")
     dtypes = [
@@ -65,13 +65,13 @@ def _unequal(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
 def attributes(one: nn.Module, two: nn.Module) -> list[str]:
     """Return the numbers and strings that differ between two modules, submodules included."""
     differences = [] if type(one) is type(two) else [f"class {_against(one, two)}"]
-    others = dict(two.named_modules())
+    modules_b = dict(two.named_modules())
     for name, module in one.named_modules():
-        if name in others:
-            texts = values(module, others[name]) + _classes(module, others[name])
+        if name in modules_b:
+            texts = values(module, modules_b[name]) + _classes(module, modules_b[name])
             differences += [f"{name}.{text}" if name else text for text in texts]
     for name, module in one.named_modules():
-        if name in others and vars(module).get("forward") is not vars(others[name]).get("forward"):
+        if name in modules_b and vars(module).get("forward") is not vars(modules_b[name]).get("forward"):
             differences.append(f"{name or 'it'} has a different forward")
     return differences[:FEW]
 
@@ -98,14 +98,14 @@ def values(one: nn.Module, two: nn.Module) -> list[str]:
     """Return the numbers and strings that differ between two modules of one class, without their submodules."""
     if type(one) is not type(two):
         return []
-    mine, theirs = (
+    values_a, values_b = (
         {
             key: value for key, value in vars(module).items()
             if key not in STATE and not key.startswith("_") and _is_plain(value)
         }
         for module in (one, two)
     )  # fmt: skip
-    return _unequal(mine, theirs)
+    return _unequal(values_a, values_b)
 
 
 def _is_plain(value: Any) -> bool:
@@ -114,18 +114,18 @@ def _is_plain(value: Any) -> bool:
 
 def weights(one: nn.Module, two: nn.Module, rounding: float = 0.0) -> list[str]:
     """Return the parameters and buffers that differ by more than rounding, relative to the norm of the first."""
-    mine, theirs = (_state(m) for m in (one, two))
-    forms = [{name: (x.shape, x.is_floating_point()) for name, x in state.items()} for state in (mine, theirs)]
+    weights_a, weights_b = (_state(m) for m in (one, two))
+    forms = [{name: (x.shape, x.is_floating_point()) for name, x in state.items()} for state in (weights_a, weights_b)]
     if forms[0] != forms[1]:  # adapted, parametrised, pruned, quantized or packed: compare effective weights
-        mine, theirs = (_effective(m) for m in (one, two))
-    if not set(mine) & set(theirs):
-        return _unnamed(mine, theirs, max(rounding, SAME))
-    differences = [f"{name} is missing" for name in mine if name not in theirs]
-    differences += [f"{name} is new" for name in theirs if name not in mine]
-    for name in mine:
-        if name not in theirs:
+        weights_a, weights_b = (_effective(m) for m in (one, two))
+    if not set(weights_a) & set(weights_b):
+        return _unnamed(weights_a, weights_b, max(rounding, SAME))
+    differences = [f"{name} is missing" for name in weights_a if name not in weights_b]
+    differences += [f"{name} is new" for name in weights_b if name not in weights_a]
+    for name in weights_a:
+        if name not in weights_b:
             continue
-        x, y = mine[name], theirs[name]
+        x, y = weights_a[name], weights_b[name]
         if x.shape != y.shape:
             differences.append(f"{name} has shape {tuple(x.shape)} against {tuple(y.shape)}")
         elif (gap := _gap(x, y)) > rounding:
@@ -136,11 +136,11 @@ def weights(one: nn.Module, two: nn.Module, rounding: float = 0.0) -> list[str]:
 
 def _state(module: nn.Module) -> dict[str, Tensor]:
     """Return parameters, buffers and other tensors under all their names; tied tensors have several."""
-    both = module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
-    state = {name: value for tensors in both for name, value in tensors}
-    for place, part in module.named_modules(remove_duplicate=False):
-        plain = {name: value for name, value in vars(part).items() if isinstance(value, Tensor)}
-        state |= {f"{place}.{name}" if place else name: value for name, value in plain.items()}
+    named_tensors = module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
+    state = {name: value for tensors in named_tensors for name, value in tensors}
+    for path, submodule in module.named_modules(remove_duplicate=False):
+        plain = {name: value for name, value in vars(submodule).items() if isinstance(value, Tensor)}
+        state |= {f"{path}.{name}" if path else name: value for name, value in plain.items()}
     return {name: dequantized(value) for name, value in state.items()}
 
 
@@ -151,21 +151,21 @@ def _effective(module: nn.Module) -> dict[str, Tensor]:
 
 def _gap(x: Tensor, y: Tensor) -> float:
     x, y = x.double(), y.double().to(x.device)
-    size = float(x.norm())
+    norm = float(x.norm())
     gap = float((x - y).norm())
-    return 0.0 if gap == 0 else gap / size if size and math.isfinite(gap) else math.inf
+    return 0.0 if gap == 0 else gap / norm if norm and math.isfinite(gap) else math.inf
 
 
-def _unnamed(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor], rounding: float) -> list[str]:
+def _unnamed(weights_a: Mapping[str, Tensor], weights_b: Mapping[str, Tensor], rounding: float) -> list[str]:
     """Compare weights under different names: each must exist in the second network, perhaps transposed."""
-    left = list(theirs.values())
+    remaining = list(weights_b.values())
     missing = []
-    for name, value in mine.items():
+    for name, value in weights_a.items():
         forms = (value, value.T) if value.dim() == 2 else (value,)
-        found_at = (i for i, x in enumerate(left) for f in forms if x.shape == f.shape and _gap(f, x) <= rounding)
-        place = next(found_at, None)
-        if place is None:
+        found_at = (i for i, x in enumerate(remaining) for f in forms if x.shape == f.shape and _gap(f, x) <= rounding)
+        index = next(found_at, None)
+        if index is None:
             missing.append(f"{name} lacks an equal weight")
         else:
-            del left[place]
+            del remaining[index]
     return missing

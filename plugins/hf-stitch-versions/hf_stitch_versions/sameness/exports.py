@@ -76,75 +76,78 @@ class Onnx:
         put: Mapping[Key, Values] | None = None,
     ) -> None:  # fmt: skip
         """Run the graph. Values in ``put`` replace values of the graph, by becoming its inputs."""
-        arguments, cut = self._given(feed), dict[str, Tensor]()
-        whole = (put or {}).get(("", 0), {})
+        arguments, new_values = self._given(feed), dict[str, Tensor]()
+        replaced_output = (put or {}).get(("", 0), {})
         if put:
-            inside = self._run(arguments, {})
+            computed = self._run(arguments, {})
             for call in self._calls:
                 values = put.get(call.key, {})
-                pairs = partners(values, {name: inside[name] for name in call.outputs if name in inside})
-                cut |= {name: values[place].to(inside[name]) for place, name in pairs.items()
-                        if values[place].numel() == inside[name].numel()}  # fmt: skip
-        values = self._run(arguments, {name: new.reshape(inside[name].shape) for name, new in cut.items()})
+                pairs = partners(values, {name: computed[name] for name in call.outputs if name in computed})
+                new_values |= {name: values[place].to(computed[name]) for place, name in pairs.items()
+                        if values[place].numel() == computed[name].numel()}  # fmt: skip
+        values = self._run(arguments, {name: new.reshape(computed[name].shape) for name, new in new_values.items()})
         for call in self._calls:
             outputs, inputs = ({n: values[n] for n in names if n in values} for names in (call.outputs, call.inputs))
             if outputs := values_of(outputs):
                 see(Event(call.key, call.kind, outputs, None, values_of(inputs) if call.key in with_inputs else {}))
-        final = values if cut else self._run(arguments, {}, watched=False)
-        see(Event(("", 0), "graph", whole or values_of({name: final[name] for name in self._outputs if name in final})))
+        final = values if new_values else self._run(arguments, {}, watched=False)
+        outputs = values_of({name: final[name] for name in self._outputs if name in final})
+        see(Event(("", 0), "graph", replaced_output or outputs))
 
     def _given(self, feed: Feed) -> dict[str, Tensor]:
         """Return the inputs of the graph, by name."""
-        have = {name: value for name, value in feed.arguments.items() if isinstance(value, Tensor)}
-        lacking = [name for name in self._inputs if name not in have]
-        spare = [name for name in have if name not in self._inputs and "mask" not in name]
-        if len(lacking) == len(spare) == 1:
-            have[lacking.pop()] = have[spare[0]]
-        if lacking:
+        inputs = {name: value for name, value in feed.arguments.items() if isinstance(value, Tensor)}
+        missing = [name for name in self._inputs if name not in inputs]
+        unused = [name for name in inputs if name not in self._inputs and "mask" not in name]
+        if len(missing) == len(unused) == 1:
+            inputs[missing.pop()] = inputs[unused[0]]
+        if missing:
             raise ValueError(
-                f"{self} requires the inputs {', '.join(lacking)}, but the first network has only {', '.join(have)}. "
+                f"{self} requires the inputs {', '.join(missing)}, but the first network has only {', '.join(inputs)}. "
                 "Export it with these input names"
             )
         for name, kind in self._inputs.items():
             axes = [axis.dim_value if axis.HasField("dim_value") else None for axis in kind.shape.dim]
-            shape = list(have[name].shape)
+            shape = list(inputs[name].shape)
             fits = len(axes) == len(shape) and all(fixed in (None, n) for fixed, n in zip(axes, shape, strict=True))
             if kind.HasField("shape") and not fits:
                 expected = ", ".join("any" if fixed is None else str(fixed) for fixed in axes)
                 raise ValueError(f"{self} requires {name} of shape ({expected}), got {tuple(shape)}. {DYNAMIC}")
         return {
-            name: torch.from_numpy(have[name].cpu().numpy().astype(self._numpy(kind.elem_type)))
+            name: torch.from_numpy(inputs[name].cpu().numpy().astype(self._numpy(kind.elem_type)))
             for name, kind in self._inputs.items()
         }
 
     def _run(
-        self, arguments: Mapping[str, Tensor], cut: Mapping[str, Tensor], *, watched: bool = True
+        self, arguments: Mapping[str, Tensor], new_values: Mapping[str, Tensor], *, watched: bool = True
     ) -> dict[str, Tensor]:
         """Return floating-point values of the graph by name: inputs and outputs of modules, or of the graph only."""
-        session = self._session(frozenset(cut), watched)
-        arrays = {name: value.numpy() for name, value in {**arguments, **cut}.items()}
-        names = [output.name for output in session.get_outputs() if output.type in FLOATS and output.name not in cut]
+        session = self._session(frozenset(new_values), watched)
+        arrays = {name: value.numpy() for name, value in {**arguments, **new_values}.items()}
+        names = [
+            output.name for output in session.get_outputs() if output.type in FLOATS and output.name not in new_values
+        ]
         try:
             computed = session.run(names, arrays) if names else []
         except Exception as error:  # exceptions of the runtime have no common class
             raise ValueError(f"{self} does not run on the inputs of the first network: {error}. {DYNAMIC}") from error
         values = {name: torch.from_numpy(value) for name, value in zip(names, computed, strict=True)}
-        return {name: value for name, value in {**arguments, **values, **cut}.items() if is_value(value)}
+        return {name: value for name, value in {**arguments, **values, **new_values}.items() if is_value(value)}
 
-    def _session(self, cut: frozenset[str], watched: bool) -> Any:
+    def _session(self, replaced: frozenset[str], watched: bool) -> Any:
         """Return a session of the graph with some values turned into inputs."""
-        if (cut, watched) in self._sessions:
-            return self._sessions[cut, watched]
+        if (replaced, watched) in self._sessions:
+            return self._sessions[replaced, watched]
         model = type(self._model)()
         model.CopyFrom(self._model)
         kinds = (
             {output.name: output.type for output in self._session(frozenset(), watched=True).get_outputs()}
-            if cut
+            if replaced
             else {}
         )
         for node in model.graph.node:
-            node.output[:] = [f"{name} (cut)" if name in cut else name for name in node.output]
-        for name in cut:
+            node.output[:] = [f"{name} (cut)" if name in replaced else name for name in node.output]
+        for name in replaced:
             model.graph.input.add(name=name).type.tensor_type.elem_type = FLOATS[kinds[name]]
         watched_names = {name for call in self._calls for name in (*call.outputs, *call.inputs)} if watched else set()
         for name in sorted(watched_names - {*self._inputs, *self._outputs}):
@@ -159,6 +162,6 @@ class Onnx:
         except Exception as error:
             raise ValueError(f"ONNX Runtime cannot load {self}: {error}") from error
         self._sessions = {key: output for key, output in self._sessions.items() if not key[0]} | {
-            (cut, watched): session
+            (replaced, watched): session
         }
         return session

@@ -102,10 +102,10 @@ def calls_of(graph: Any) -> list[Call]:
     live = {proto.name for proto in graph.input} - weights  # values that depend on the inputs
     readers: dict[str, set[int]] = {proto.name: {-1} for proto in graph.output}
     for number, node in enumerate(graph.node):
-        read = _read(node)
-        if not live.isdisjoint(read):
+        inputs = _read(node)
+        if not live.isdisjoint(inputs):
             live |= set(node.output)
-        for name in read:
+        for name in inputs:
             readers.setdefault(name, set()).add(number)
     scoped = _scoped(graph, weights)
     calls = scoped or [
@@ -114,13 +114,13 @@ def calls_of(graph: Any) -> list[Call]:
     owners = {name.rpartition(".")[0] for name in weights if scoped} - {""}
     ends = dict[Key, tuple[int, int]]()
     for call in calls:
-        written = {name for number in call.nodes for name in graph.node[number].output}
+        internal = {name for number in call.nodes for name in graph.node[number].output}
         for number in sorted(call.nodes):
             node = graph.node[number]
             if not _fused(node, call.key[0], owners):
-                call.inputs += [name for name in _read(node) if name in live and name not in (*written, *call.inputs)]
-            if left := [name for name in node.output if name in live and readers.get(name, set()) - call.nodes]:
-                call.outputs += left
+                call.inputs += [name for name in _read(node) if name in live and name not in (*internal, *call.inputs)]
+            if leaving := [name for name in node.output if name in live and readers.get(name, set()) - call.nodes]:
+                call.outputs += leaving
                 call.kind = node.op_type
                 ends[call.key] = number, -call.key[0].count(".")
     return sorted((call for call in calls if call.outputs), key=lambda call: ends[call.key])
@@ -168,10 +168,10 @@ def _names(node: Any, weights: set[str], seen: dict[str, str]) -> Mapping[str, s
         inner = part.startswith(f"{last}.")  # "layer1", then "layer1.0": the parent and the module
         outer = name.removesuffix(last) if inner else f"{name}." if name else ""
         bare, _, call = part.rpartition("_")
-        again = (
+        is_numbered = (
             call.isdigit() and f"{outer}{bare}" in seen and not any(w.startswith(f"{outer}{part}.") for w in weights)
         )
-        name, last = outer + (bare if again else part), bare if again else part
+        name, last = outer + (bare if is_numbered else part), bare if is_numbered else part
         seen[name] = name
         names[name] = part
     if node.op_type == "Conv" and node.input[1].startswith(FOLDED):
