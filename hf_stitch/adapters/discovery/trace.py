@@ -252,16 +252,16 @@ def noting(model: nn.Module) -> Iterator[Integers]:
 @contextmanager
 def noting_outside(model: nn.Module) -> Iterator[set[str]]:
     """Record the Python lists and dicts with modules that run but are not submodules, and so are not traced."""
-    inside, names, handles = set(model.modules()), set[str](), []
+    inside, paths, handles = set(model.modules()), set[str](), []
     for name, holder in model.named_modules():
         for key, value in vars(holder).items():
             members = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
             for module in members:
                 if isinstance(module, nn.Module) and module not in inside:
-                    name_ = f"{name}.{key}".lstrip(".")
-                    handles.append(module.register_forward_pre_hook(lambda *_, name_=name_: names.add(name_)))
+                    path = f"{name}.{key}".lstrip(".")
+                    handles.append(module.register_forward_pre_hook(lambda *_, path=path: paths.add(path)))
     try:
-        yield names
+        yield paths
     finally:
         for handle in handles:
             handle.remove()
