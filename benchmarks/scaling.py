@@ -120,9 +120,9 @@ JOBS: dict[str, Job] = {
         "linear CKA of all pairs, by co-moments (layers narrower than there are rows)",
         _comparison("moments"),
         {
-            "rows × pairs × width²": lambda s: s.n * (s.layers * s.d) ** 2 / 1e9,
-            "rows × layers × width²": lambda s: s.n * 2 * s.layers * s.d**2 / 1e9,
-            "rows × layers × width": lambda s: s.n * s.layers * s.d / 1e9,
+            "n·pairs·d²": lambda s: s.n * (s.layers * s.d) ** 2 / 1e9,
+            "n·2·layers·d²": lambda s: s.n * 2 * s.layers * s.d**2 / 1e9,
+            "n·layers·d": lambda s: s.n * s.layers * s.d / 1e9,
             "pairs": lambda s: s.layers**2 / 1e9,
         },
         (
@@ -138,9 +138,9 @@ JOBS: dict[str, Job] = {
         "linear CKA of all pairs, by Gram matrices (layers wider than there are rows)",
         _comparison("grams"),
         {
-            "rows² × layers × width": lambda s: s.n**2 * 2 * s.layers * s.d / 1e9,
-            "rows² × layers": lambda s: s.n**2 * 2 * s.layers / 1e9,
-            "rows² × pairs": lambda s: s.n**2 * s.layers**2 / 1e9,
+            "n²·2·layers·d": lambda s: s.n**2 * 2 * s.layers * s.d / 1e9,
+            "n²·2·layers": lambda s: s.n**2 * 2 * s.layers / 1e9,
+            "n²·pairs": lambda s: s.n**2 * s.layers**2 / 1e9,
         },
         (
             *(Size(n, 4096, 2) for n in (250, 500, 1_000, 2_000)),
@@ -153,7 +153,7 @@ JOBS: dict[str, Job] = {
     "stitch": Job(
         "closed-form stitch (least squares) from streamed rows",
         _fit,
-        {"rows × width²": lambda s: s.n * s.d**2 / 1e9, "width³": lambda s: s.d**3 / 1e9},
+        {"n·d²": lambda s: s.n * s.d**2 / 1e9, "d³": lambda s: s.d**3 / 1e9},
         (
             *(Size(n, 256) for n in (1_000, 3_000, 10_000, 30_000, 100_000)),
             *(Size(5_000, d) for d in (64, 128, 256, 512, 1024, 2048, 4096)),
@@ -164,7 +164,7 @@ JOBS: dict[str, Job] = {
     "nearest": Job(
         "10 nearest rows of each row among all",
         _search,
-        {"rows² × width": lambda s: s.n**2 * s.d / 1e9, "rows²": lambda s: s.n**2 / 1e9},
+        {"n²·d": lambda s: s.n**2 * s.d / 1e9, "n²": lambda s: s.n**2 / 1e9},
         (*(Size(n, 256) for n in (1_000, 3_000, 10_000, 30_000)), *(Size(10_000, d) for d in (64, 512, 1024))),
         (Size(1_000_000, 768),),
         lambda s: 4 * 2048 * 1024,
@@ -254,19 +254,20 @@ def _bytes(size: float) -> str:
 
 def page(record: Mapping[str, Any]) -> str:
     """Return the page of a record: measured curves, the fitted model, and predictions."""
+    processor, _, torch_version = record["machine"].split(", ")
     parts = [
         "# Scaling",
         "",
         "This page shows how the time of a job (one call of `compare`, `stitch` or a similar function) grows with its "
-        f"size. The times are processor time of one thread ({record['machine']}). They include the work of hf-stitch, "
+        f"size. The times are processor time of one thread ({processor}, {torch_version}). They include the work of hf-stitch, "
         "but not the forward passes of networks, because the measured jobs use random activations in memory. For times "
         "with networks, see [benchmarks](benchmarks.md). `python -m benchmarks.scaling docs` wrote this page.",
         "",
         "![Measured and modelled seconds](scaling.png)",
         "",
         "For each job, we fitted a model of the time: a constant, and a rate for each term that grows with the size. "
-        "In the first table of a job, n is the number of rows, d the width of the layers, and *pairs* the number of "
-        "pairs of layers. The column *left out* checks the model: it predicts the time for this size from all "
+        "In its formula and its first table, n is the number of rows, d the width of the layers, *layers* the number of "
+        "layers of each of two networks, and *pairs* the number of pairs of layers. The column *left out* checks the model: it predicts the time for this size from all "
         "other sizes. "
         "The second table contains **predictions** for larger sizes, not measurements.",
         "",
@@ -275,12 +276,13 @@ def page(record: Mapping[str, Any]) -> str:
         rows = record["jobs"][name]
         rates, left_out = modelled(job, rows)
         errors = [abs(guess / row["seconds"] - 1) for guess, row in zip(left_out, rows, strict=True)]
-        terms = ", ".join(f"{rate:.3g} s per 10⁹ {term}" for term, rate in rates.items() if term != "constant" and rate)
+        terms = " + ".join(f"{rate:.3g}·{term}" for term, rate in rates.items() if term != "constant" and rate)
         parts += [
             f"## {job.title[0].upper()}{job.title[1:]}",
             "",
-            f"Seconds ≈ {rates['constant']:.2g} + {terms}. Error of *left out*: median {np.median(errors):.0%}, "
-            f"largest {max(errors):.0%}.",
+            f"`seconds ≈ {rates['constant']:.2g} + ({terms}) / 1e9`",
+            "",
+            f"Error of *left out*: median {np.median(errors):.0%}, largest {max(errors):.0%}.",
             "",
             "| n | d | pairs | seconds | left out |",
             "|---|---|---|---|---|",
@@ -306,13 +308,13 @@ def page(record: Mapping[str, Any]) -> str:
         f"and {two:.1f} s in two processes ({one / two:.2f} times as fast), with one thread each.",
         "",
         "Several processes split the forward passes and the statistics of the rows. They do not split the solution of "
-        "closed forms (the width³ term) or the computation of the values of all pairs. Each process holds all "
+        "closed forms (the d³ term) or the computation of the values of all pairs. Each process holds all "
         "statistics, and the processes exchange them once, at the end. Each process then sends about twice the bytes "
         "in the column *memory of statistics*: **predicted**, 2 s for 1.3 GiB at 10 Gbit/s.",
         "",
         "On a GPU, rows are multiplied on the device, in float64 for co-moments and in float32 for Gram matrices. "
         "This page does not contain measurements on a GPU; `python -m benchmarks.gpu` makes them. To **predict** the "
-        "speed-up of the terms with width², divide the GPU's rate for matrix products in that precision by the rate "
+        "speed-up of the terms with d², divide the GPU's rate for matrix products in that precision by the rate "
         "of this machine (on one core about 50 GFLOP/s in float64, and 90 in float32). The other terms depend on "
         "memory bandwidth.",
         "",

@@ -203,7 +203,7 @@ def parts(setting: Setting) -> tuple[dict[str, float], dict[str, int]]:
 def main() -> None:
     """Run the benchmark and print its tables."""
     torch.set_num_threads(1)
-    columns = ["comparison", "kept, kB", "each network s", "each pair s", "from networks on", "atoms at hand"]
+    columns = ["comparison", "kept, kB", "each network s", "each pair s", "from scratch", "atoms at hand"]
     columns += ["both at hand", "all pairs s", "all pairs, ratio"]
     for name, setting in SETTINGS.items():
         title, counts = f"{name}: {setting.models} networks, {setting.probe:,} images", setting.operations()
