@@ -174,12 +174,7 @@ KIND = type(COLUMNS.features["x"]).__name__  # List; Sequence before datasets 4
         ([{"a": "x"}], {"image": "a"}, ValueError, "image='a' must be a column of image, got text"),
         ([{"a": "x"}], {"label": "a"}, ValueError, "column of class or integer or float or lists of numbers, got text"),
         ([{"a": "x", "b": "y"}], {"text_pair": "b"}, ValueError, "pass the column of the first texts as text"),
-        (
-            [{"a": "x", "b": picture(0)}],
-            {"text": "a", "image": "b", "text_pair": "a"},
-            ValueError,
-            "remove text_pair",
-        ),
+        ([{"a": "x", "b": picture(0)}], {"text": "a", "image": "b", "text_pair": "a"}, ValueError, "remove text_pair"),
         (Samples.of(["a"]), {"label": [0]}, ValueError, "cannot be chosen again"),
         (images().with_transform(lambda rows: rows), {}, ValueError, "has a transform"),
         (images().to_iterable_dataset().take(0), {}, ValueError, "the stream is empty"),

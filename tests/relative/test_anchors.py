@@ -187,10 +187,7 @@ def test_other_samples_layers_rows_and_encoders_are_refused(chosen: Samples) -> 
         (lambda: plain.encode(a, "1", select_anchors(DATA, 12, seed=1)), "different samples"),
         (lambda: plain.encode(a, "1", Samples.of(torch.randn(12, 4), id=chosen.ids)), "ids .* but different content"),
         (lambda: anchors.values(a, "3"), r"not encoded .* '3' \(mean\); the set contains this encoder with another"),
-        (
-            lambda: anchors.values(a, "1", "flatten"),
-            r"not encoded .* '1' \(flatten\); the set contains this encoder",
-        ),
+        (lambda: anchors.values(a, "1", "flatten"), r"not encoded .* '1' \(flatten\); the set contains this encoder"),
         (lambda: anchors.values(b, "1"), r"weights or settings: Sequential, .* parameters, sha256:\w+ 1 \(mean\)"),
         (lambda: anchors.add(torch.randn(12, 8), a.pinned, "1"), "is already in this set"),
         (lambda: anchors.add(torch.randn(3, 5), b.pinned, "1"), "12 anchors require one representation each, got 3"),

@@ -331,10 +331,7 @@ WRONG_PAGES: list[tuple[bytes, str]] = [
     *((f'<script id="{DATA}">{text}</script>'.encode(), "") for text in WRONG_DATA),
     (b"<html></html>", "is not a report of hf-stitch"),
     (PAGE.replace('"format_version":1', '"format_version":9').encode(), "has format 9, .* reads up to 1; update"),
-    (
-        PAGE.replace(':"SimilarityAtlas"', ':"Popen"').encode(),
-        r"a Popen of hf_stitch\..*, which is unknown",
-    ),
+    (PAGE.replace(':"SimilarityAtlas"', ':"Popen"').encode(), r"a Popen of hf_stitch\..*, which is unknown"),
     (PAGE.replace('"layers_a":["layer0",', '"layers_a":[1,').encode(), r"damaged: layers_a\.0 must be a text, got 1"),
 ]
 
