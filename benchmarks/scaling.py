@@ -259,17 +259,17 @@ def page(record: Mapping[str, Any]) -> str:
         "# Scaling",
         "",
         "This page shows how the time of a job (one call of `compare`, `stitch` or a similar function) grows with its "
-        f"size. The times are processor time of one thread ({processor}, {torch_version}). They include the work of hf-stitch, "
-        "but not the forward passes of networks, because the measured jobs use random activations in memory. For times "
-        "with networks, see [benchmarks](benchmarks.md). `python -m benchmarks.scaling docs` wrote this page.",
+        f"size. The times are processor time of one thread ({processor}, {torch_version}). They include the work of "
+        "hf-stitch, but not the forward passes of networks, because the measured jobs use random activations in memory. "
+        "For times with networks, see [benchmarks](benchmarks.md). `python -m benchmarks.scaling docs` wrote this page.",
         "",
         "![Measured and modelled seconds](scaling.png)",
         "",
         "For each job, we fitted a model of the time: a constant, and a rate for each term that grows with the size. "
-        "In its formula and its first table, n is the number of rows, d the width of the layers, *layers* the number of "
-        "layers of each of two networks, and *pairs* the number of pairs of layers. The column *left out* checks the model: it predicts the time for this size from all "
-        "other sizes. "
-        "The second table contains **predictions** for larger sizes, not measurements.",
+        "In its formula and its first table, n is the number of rows, d the width of the layers, *layers* the number "
+        "of layers of each of two networks, and *pairs* the number of pairs of layers. The column *left out* checks "
+        "the model: it predicts the time for this size from all other sizes. The second table contains "
+        "**predictions** for larger sizes, not measurements.",
         "",
     ]
     for name, job in JOBS.items():
