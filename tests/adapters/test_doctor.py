@@ -132,8 +132,7 @@ def test_inputs_and_blocks_of_an_override(monkeypatch: pytest.MonkeyPatch) -> No
     advice = diagnose(made_up.MadeUp()).advice[-1]
     assert "first, second" in advice and "the override ForMadeUp" in advice
     monkeypatch.setattr(made_up.ForMadeUp, "example", lambda self, model: {"x": torch.randn(2, 3)})
-    found = diagnose(made_up.MadeUp())
-    assert found.advice == ("Correct these inputs: they come from the override ForMadeUp.",)
+    assert diagnose(made_up.MadeUp()).advice == ("Correct these inputs: they come from the override ForMadeUp.",)
 
 
 def test_advice_about_the_decoder_of_an_encoder_decoder() -> None:

@@ -145,14 +145,12 @@ def test_a_network_by_name_with_unusual_inputs_requires_an_example(tmp_path: Pat
     hf.PatchTSTModel(config).save_pretrained(tmp_path)
     with pytest.raises(ExampleError, match="'past_values' of PatchTSTModel cannot be generated: pass example_inputs"):
         hf_stitch.load(str(tmp_path))
-    adapter = hf_stitch.load(str(tmp_path), example_inputs=torch.randn(2, 16, 2))
-    assert adapter.interface.content == ("past_values",)
+    assert hf_stitch.load(str(tmp_path), example_inputs=torch.randn(2, 16, 2)).interface.content == ("past_values",)
 
 
 def test_random_weights_require_only_a_config(tmp_path: Path) -> None:
     hf.BertConfig(**BERT, architectures=["BertForMaskedLM"]).save_pretrained(tmp_path)
-    adapter = hf_stitch.load(str(tmp_path), pretrained=False)
-    assert type(adapter.model) is hf.BertForMaskedLM
+    assert type(hf_stitch.load(str(tmp_path), pretrained=False).model) is hf.BertForMaskedLM
     head = hf_stitch.load(str(tmp_path), task="text-classification", pretrained=False, num_labels=5, dtype="bfloat16")
     assert head.model.config.num_labels == 5  # type: ignore[union-attr]
     assert next(head.model.parameters()).dtype == torch.bfloat16

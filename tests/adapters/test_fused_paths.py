@@ -171,8 +171,7 @@ def test_stitched_encoders_return_the_same_bits_with_gradients(tokenizer: Any) -
 
 
 def test_the_path_is_restored_after_an_exception_and_stays_off() -> None:
-    net = encoder()
-    with pytest.raises(ZeroDivisionError), evaluating(net):
+    with pytest.raises(ZeroDivisionError), evaluating(encoder()):
         assert not mha.get_fastpath_enabled()
         raise ZeroDivisionError
     assert mha.get_fastpath_enabled()

@@ -54,8 +54,7 @@ def test_a_class_that_transformers_does_not_have_is_named(tmp_path: Path) -> Non
         UserWarning, match="class ViTForPictureClassification .*is not in transformers.*without its head.*pass task="
     ):
         assert type(hf_stitch.load(str(tmp_path)).model) is hf.ViTModel
-    found = hf_stitch.load(str(tmp_path), task="image-classification")
-    assert type(found.model) is hf.ViTForImageClassification
+    assert type(hf_stitch.load(str(tmp_path), task="image-classification").model) is hf.ViTForImageClassification
 
 
 def test_a_timm_folder_with_its_transform(tmp_path: Path) -> None:

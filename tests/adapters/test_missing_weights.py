@@ -146,8 +146,7 @@ def test_weights_that_the_saved_class_has_are_required(case: str, tmp_path: Path
 def test_all_of_a_network_is_no_new_head(tmp_path: Path) -> None:
     """A wrapper has saved the network, so that nothing in the file has a name that is known."""
     folder = saved(tmp_path, clip())
-    weights = load_file(tmp_path / NAME)
-    change(tmp_path, lambda name: True, {f"module.{name}": value for name, value in weights.items()})
+    change(tmp_path, lambda name: True, {f"module.{name}": value for name, value in load_file(tmp_path / NAME).items()})
     with pytest.raises(ValueError, match=r"lacks weights of CLIPForImageClassification.*: classifier.bias"):
         loaded(folder, task="image-classification", example_inputs=PIXELS)
 

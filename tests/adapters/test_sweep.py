@@ -40,8 +40,7 @@ class Row(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         passed = [self.stem(x)]
         for place, block in enumerate(self.blocks):
-            entering = self.glue(self, place, passed) if self.glue else passed[-1]
-            passed.append(block(entering))
+            passed.append(block(self.glue(self, place, passed) if self.glue else passed[-1]))
         return self.head(self.glue(self, len(self.blocks), passed) if self.glue else passed[-1])
 
 

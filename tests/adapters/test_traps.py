@@ -33,8 +33,7 @@ def test_a_head_that_searches_for_the_last_token_finds_it_without_the_ids(side: 
     The context must contain the ends of texts, even if padding and end of text have the same id.
     """
     torch.manual_seed(0)
-    model = hf.GPT2ForSequenceClassification(hf.GPT2Config(**{**GPT2, "pad_token_id": 2})).eval()
-    adapter = hf_stitch.load(model)
+    adapter = hf_stitch.load(hf.GPT2ForSequenceClassification(hf.GPT2Config(**{**GPT2, "pad_token_id": 2})).eval())
     inputs = texts(4, 9, side)
     inputs["input_ids"] = torch.where(inputs["attention_mask"].bool(), inputs["input_ids"], 2)
     inputs["input_ids"][0, -1] = 2  # a real end of text, equal to padding

@@ -245,8 +245,7 @@ def test_a_folder_with_an_adapter_of_peft_is_refused(
     whole[0].save_pretrained(saved)
     _adapter_beside(alone, saved)
     _adapter_beside(saved, saved)
-    auto = transformers.AutoModelForCausalLM.from_pretrained
-    for load in (StitchedModel.from_pretrained, hf_stitch.load, auto):
+    for load in (StitchedModel.from_pretrained, hf_stitch.load, transformers.AutoModelForCausalLM.from_pretrained):
         for folder in (alone, saved):
             with pytest.raises((ValueError, FileNotFoundError), match=r"PEFT adapter.*PeftModel.from_pretrained"):
                 load(str(folder))

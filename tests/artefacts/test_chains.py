@@ -58,8 +58,7 @@ def chains(families: tuple[str, str, str]) -> tuple[StitchedModel, StitchedModel
     ab = join(a, la, begin, b, first, task=b.task)
     end = fitted(load(ab), f"target.{lb}", c, lc, data, "mean" if "roberta" in families else "none")
     left = join(load(ab), f"target.{lb}", end, c, lc, task=c.task)
-    right = join(a, la, begin, load(join(b, lb, end, c, lc, task=c.task)), f"source.{first}", task=c.task)
-    return ab, left, right
+    return ab, left, join(a, la, begin, load(join(b, lb, end, c, lc, task=c.task)), f"source.{first}", task=c.task)
 
 
 @pytest.mark.parametrize("families", CHAINS, ids="-".join)
@@ -98,8 +97,7 @@ def test_layers_of_a_chain_have_the_names_of_their_own_networks_and_are_cuts(fam
 
 
 def test_decoding_the_last_network_of_a_chain_skips_the_others() -> None:
-    adapter = load(chains(CHAINS[1])[1])
-    stubs = adapter.cut("target.transformer.h.2")[1].stubs
+    stubs = load(chains(CHAINS[1])[1]).cut("target.transformer.h.2")[1].stubs
     assert {"source.model.source.model.transformer.h.0", "source.model.target.model.model.layers.1.inner"} <= set(stubs)
 
 
@@ -219,10 +217,9 @@ def test_a_chain_of_user_code_is_saved_in_one_folder(of_user_code: Any, tmp_path
         ):  # fmt: skip
             assert torch.equal(stitcher.attach(*ends, **options)(input=data), expected)
     timm: Any = ("timm:resnet10t", b)  # is loaded with the option
-    alone = "pretrained: loading options require a netw"
     for given, error, message in (
         ({"source": timm, "target": c, "pretrained": False}, ValueError, "the source Sequential, .* has other weights"),
-        ({"source": (a, b), "target": c, "pretrained": False}, TypeError, alone),
+        ({"source": (a, b), "target": c, "pretrained": False}, TypeError, "pretrained: loading options require a netw"),
         ({"target": c}, ValueError, r"the source is a stitched model, .* as source=\(source, target\)"),
         ({"source": (b, a), "target": c}, ValueError, "the network passed as the source, Sequential, .* are swapped"),
         ({"source": (a, b), "target": (b, c)}, TypeError, "the target is one network, got a tuple of 2"),

@@ -95,8 +95,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def test_the_identity_stitch_generates_in_every_way_as_the_network(way: str, net: Any, texts: Any) -> None:
     a = net("llama")
     network, model = copy.deepcopy(a.model), same(a, texts)
-    one_text = way in ("prompt lookup", "assistant")
-    batch = prompts(a, ["w1 w2 w3 w4 w5 w6", "w7 w8"][: 1 if one_text else 2])
+    batch = prompts(a, ["w1 w2 w3 w4 w5 w6", "w7 w8"][: 1 if way in ("prompt lookup", "assistant") else 2])
     options = {key: build("llama", 1) if key == "assistant_model" else value for key, value in WAYS[way].items()}
     found = []
     for each in (network, model):
@@ -198,8 +197,7 @@ def test_a_peculiar_network_stitched_to_itself_generates_what_it_does(which: str
     assert all(torch.equal(x, y) for x, y in zip(got.logits, expected.logits, strict=True))
     for use in (True, False):
         with torch.no_grad():
-            alone = a.model(input_ids=IDS, use_cache=use).logits
-            assert torch.equal(model(input_ids=IDS, use_cache=use).logits, alone)
+            assert torch.equal(model(input_ids=IDS, use_cache=use).logits, a.model(input_ids=IDS, use_cache=use).logits)
     assert (getattr(model.config, "layer_types", None) == ["sliding_attention"] * 3) == (which == "a sliding window")
 
 
@@ -324,8 +322,7 @@ def test_a_network_with_the_older_name_of_the_cache_gets_it_by_this_name(texts: 
             return super().forward(input_ids, **inputs, **{NAME: past_key_values})
 
     torch.manual_seed(0)
-    a = adapted("llama", Remote(build("llama", 0).config).eval())
-    model = same(a, texts)
+    model = same(adapted("llama", Remote(build("llama", 0).config).eval()), texts)
     assert (model.uncached, cache_argument(model.source.model)) == (None, "past_key_values")
     found, plain = generated(model), generated(model, use_cache=False)
     assert found[NAME].get_seq_length() == 11
@@ -487,12 +484,10 @@ def test_a_target_that_appends_tokens_when_it_generates_is_refused(net: Any) -> 
         return join(source, cut, StitchingLayer(*specs, "none", body), target, to, task="text-generation")
 
     model = joined(a, layer, a, layer)
-    chain = joined(b, LAYERS["gpt2"], hf_stitch.load(model), f"target.{a.layers[-1]}")
-    for each in (model, chain):
+    for each in (model, joined(b, LAYERS["gpt2"], hf_stitch.load(model), f"target.{a.layers[-1]}")):
         with pytest.raises(ValueError, match="XLMWithLMHeadModel, appends 1 token to the text"):
             generated(each)
-    after = joined(a, layer, b, LAYERS["gpt2"])
-    assert generated(after, tokens=2, use_cache=False).sequences.shape == (1, 6)
+    assert generated(joined(a, layer, b, LAYERS["gpt2"]), tokens=2, use_cache=False).sequences.shape == (1, 6)
 
 
 def test_a_source_that_reads_two_texts_is_refused_by_name(net: Any, texts: Any) -> None:

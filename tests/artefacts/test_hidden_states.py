@@ -61,8 +61,7 @@ def test_both_halves_show_what_ran(source: str, target: str, net: Any, images: A
     count = model.config.num_hidden_layers + (1 if model.can_generate() else 0)
     assert len(found.hidden_states) == count + 1 and len(found.attentions) == count - 1
     cut = int(model.source.cut.layer.rpartition(".")[2]) + 1
-    entering = model.transfer(**inputs)
-    assert torch.equal(found.hidden_states[cut + 1], model.target.cut.restore(entering.values))
+    assert torch.equal(found.hidden_states[cut + 1], model.target.cut.restore(model.transfer(**inputs).values))
     first = found.hidden_states[0]
     first.retain_grad()
     found.attentions[0].retain_grad()

@@ -246,8 +246,7 @@ def test_hooks_see_tensors_and_may_change_them(net: Any, images: Any, inputs: An
     shift = model.stitch.register_forward_hook(lambda _, __, values: values + 1)
     moved = model(**given).logits
     shift.remove()
-    shifted = entering.replace(values=entering.values + 1)
-    assert torch.equal(moved, model.head(shifted).logits)
+    assert torch.equal(moved, model.head(entering.replace(values=entering.values + 1)).logits)
     assert not torch.equal(moved, expected)
     for module, factor in ((model.stitch, 0), (model.target, 2)):  # whose first argument is all that a hook sees
         hook = module.register_forward_pre_hook(lambda _, args, factor=factor: factor * args[0])

@@ -65,8 +65,7 @@ def test_a_model_of_rewritten_networks_is_loaded_with_the_same_bits(
     halves: list[Any] = [again.source, again.target]
     for half, family in zip(halves, pair, strict=True):
         assert [record["rank"] for record in rewrites_of(half.model)] == [change.rank for change in CHANGES[family]]
-    cast = StitchedModel.from_pretrained(tmp_path, dtype="bfloat16")
-    assert {p.dtype for p in cast.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in StitchedModel.from_pretrained(tmp_path, dtype="bfloat16").parameters()} == {torch.bfloat16}
     again.save_pretrained(tmp_path / "again")
     assert_same(model, StitchedModel.from_pretrained(tmp_path / "again"), inputs(a))
 
@@ -84,8 +83,7 @@ def test_a_chain_with_rewritten_networks_is_loaded_with_the_same_bits(images: An
     assert recorded is not None and loaded is not None
     assert {"target.rewrites", "source.source.rewrites"} <= recorded.chosen.keys()
     assert recorded.changes(loaded) == []
-    required = [each["name"] for each in again.config.requires if each["registry"] == "rewrites"]
-    assert required == ["factorise"]
+    assert [each["name"] for each in again.config.requires if each["registry"] == "rewrites"] == ["factorise"]
 
 
 # -- what a machine lacks, and what an attacker writes -----------------------------------------------------------------

@@ -96,8 +96,7 @@ def partial_network(kind: str, side: int, images: Any, texts: Any, inputs: Any) 
 
 def of_two_tokenizers(source: str, target: str, *_: Any) -> Made:
     a, b = decoder(source), decoder(target)
-    own = source == "gpt2"
-    made = stitched(a, b, SENTENCES, (LAYER[source], LAYER[target]), align="prefix", own=own)
+    made = stitched(a, b, SENTENCES, (LAYER[source], LAYER[target]), align="prefix", own=source == "gpt2")
     return made, (a, b), made.preprocess(SENTENCES[3:6])
 
 
@@ -213,8 +212,7 @@ def test_saving_again_writes_the_same_files(saved: Path, tmp_path: Path) -> None
 
 
 def test_the_module_beside_a_model_has_the_classes_that_its_config_names(saved: Path) -> None:
-    named = json.loads((saved / "config.json").read_text(encoding="utf-8"))["auto_map"].values()
-    for reference in named:
+    for reference in json.loads((saved / "config.json").read_text(encoding="utf-8"))["auto_map"].values():
         assert isinstance(get_class_from_dynamic_module(reference, str(saved)), type)
 
 

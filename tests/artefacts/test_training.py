@@ -61,8 +61,7 @@ def test_the_best_checkpoint_is_loaded_at_the_end(images: Any, tmp_path: Path, c
         model, images, tmp_path, load_best_model_at_end=True, metric_for_best_model="eval_loss", learning_rate=1.0
     )
     run.train()
-    best = Path(run.state.best_model_checkpoint or "")
-    kept = StitchedModel.from_pretrained(best).state_dict()
+    kept = StitchedModel.from_pretrained(Path(run.state.best_model_checkpoint or "")).state_dict()
     assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
     assert run.evaluate()["eval_loss"] == pytest.approx(run.state.best_metric)
 

@@ -306,11 +306,10 @@ def towers() -> Namespace:
     random = np.random.default_rng(0)
     pictures = [Image.fromarray(random.integers(0, 255, (30, 26, 3), dtype=np.uint8)) for _ in range(60)]
     encoder = transformers.ViTModel(transformers.ViTConfig(**SMALL, image_size=32, patch_size=8)).eval()
-    made = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
     return {
         "vlm": transformers.LlavaForConditionalGeneration(config).eval(), "processor": processor, "images": pictures,
         "captions": [f"{WORDS[i % 7]} {WORDS[i % 5]}" for i in range(60)], "projector": "model.multi_modal_projector",
-        "encoder": hf_stitch.load(encoder, processor=made),
+        "encoder": hf_stitch.load(encoder, processor=transformers.ViTImageProcessor(size={"height": 32, "width": 32})),
     }  # fmt: skip
 
 

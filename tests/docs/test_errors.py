@@ -123,7 +123,6 @@ def test_the_quoted_message_is_that_of_the_error(page: str, tmp_path: Path, monk
         with pytest.raises(Exception) as caught:
             raises(scene)
         # Sizes that depend on the machine are quoted as they were on one.
-        parts = re.split(r"…|[\d.,]+ TB|[\d.,]+ GB", " ".join(message.split()))
-        pattern = ".*".join(map(re.escape, parts))
+        pattern = ".*".join(map(re.escape, re.split(r"…|[\d.,]+ TB|[\d.,]+ GB", " ".join(message.split()))))
         assert re.search(pattern, f"{caught.type.__name__}: {' '.join(str(caught.value).split())}"), caught.value
         assert str(caught.value).endswith(f"\nSee {ADDRESS.format(page)}")

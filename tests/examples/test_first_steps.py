@@ -27,7 +27,6 @@ def test_the_notebook_runs_and_ends_in_a_verdict(
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     names: dict[str, Any] = {}
     values = [shown("".join(cell["source"]), names) for cell in cells]
-    printed = capsys.readouterr().out
-    assert "out of distribution" in printed
+    assert "out of distribution" in capsys.readouterr().out
     tables = [value._repr_html_() or "" for value in values if hasattr(value, "_repr_html_")]
     assert any("mean_only" in table for table in tables), "the evaluation is shown as a table"

@@ -49,14 +49,13 @@ def keep(values: dict[str, Any], path: Path) -> None:
 def stitches(folder: Path) -> None:
     """One map of each built-in class, in a file of its own."""
     torch.manual_seed(0)
-    mask = rows(3, 4, 5) > 0
     made: dict[str, Stitch] = {
         "attention": AttentionStitch(4, 3, heads=2, width=4, causal=True),
         "identity": IdentityStitch(4, 3),
         "linear": LinearStitch(4, 3),
         "low_rank": LowRankStitch(4, 3, rank=2),
         "low_rank_residual": LowRankResidualStitch(4, 3, rank=2),
-        "masked": MaskedStitch.of(weight=rows(3, 4, 6), mask=mask, bias=rows(1, 3, 7)[0]),
+        "masked": MaskedStitch.of(weight=rows(3, 4, 6), mask=rows(3, 4, 5) > 0, bias=rows(1, 3, 7)[0]),
         "piecewise": PiecewiseStitch(4, 3, pieces=2),
         "relative": RelativeProjection.of(rows(3, 4, 8), similarities=["cosine", "inner"]),
         "residual_mlp": ResidualMLPStitch(4, 3, hidden=5),
@@ -98,8 +97,7 @@ def activations(modality: str, path: Path) -> None:
     adapter, data, layers = (
         (bert(), texts(), [LAYER["bert"]]) if modality == "texts" else (vit(), images(), [LAYER["vit"], "vit.layers.1"])
     )
-    samples = hf_stitch.Samples.of(data[:5])
-    found = extract_activations(adapter, samples, layers=layers, pooling="none", progress=False)
+    found = extract_activations(adapter, hf_stitch.Samples.of(data[:5]), layers=layers, pooling="none", progress=False)
     if modality == "images":
         found = replace(found, ids=[f"picture {i}" for i in range(5)])
     found.save(path)

@@ -165,8 +165,7 @@ LETTERS = sorted(set("".join(SENTENCES)) - {" "})
 def fine() -> Any:
     """Build a tokenizer of single letters."""
     vocabulary = {piece: i for i, piece in enumerate(["<pad>", "<s>", "<end>", "<unk>", "▁", *LETTERS])}
-    made = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
-    return _of_pieces(made, eos_token="<end>")
+    return _of_pieces(Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>")), eos_token="<end>")
 
 
 def coarse() -> Any:

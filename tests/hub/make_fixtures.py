@@ -29,8 +29,7 @@ def write_exact_outputs() -> None:
         for name in sorted((LOADERS | ENDS).keys()):
             if (path := version / name).exists():
                 model = (attached if name in ENDS else loaded)(path)
-                values = load_file(f"{path}.answer.safetensors")
-                output = output_of(model.double()(**inputs(values, torch.float64)))
+                output = output_of(model.double()(**inputs(load_file(f"{path}.answer.safetensors"), torch.float64)))
                 found[f"{version.name}/{name}"] = output.contiguous()
     save_file(found, EXACT)
 

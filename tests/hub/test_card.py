@@ -265,8 +265,7 @@ def test_a_card_of_a_trainer_has_the_tags_that_tell_how_to_load(hub: Hub, images
     )
     transformers.Trainer(model, arguments).push_to_hub()
     files = hub.models["alice/trained"].commits[hub.models["alice/trained"].refs["main"]]
-    tags = RepoCard(files["README.md"].decode()).data.tags
-    assert {"hf_stitch", "custom_code"} <= set(tags)
+    assert {"hf_stitch", "custom_code"} <= set(RepoCard(files["README.md"].decode()).data.tags)
     assert "modeling_hf_stitch.py" in files
     model.push_to_hub("alice/trained")
     files = hub.models["alice/trained"].commits[hub.models["alice/trained"].refs["main"]]

@@ -91,8 +91,7 @@ def test_the_card_shows_pictures_and_links_the_page_of_the_evaluation(
     page = hub.files("alice/new")["report.html"].decode()
     assert "private text" not in page and "parameters (" in page
     assert hub.files("alice/new")["stitch.png"].startswith(b"\x89PNG")
-    again = StitchedModel.from_pretrained("alice/new")
-    again.push_to_hub("alice/new")  # it has not been evaluated
+    StitchedModel.from_pretrained("alice/new").push_to_hub("alice/new")  # it has not been evaluated
     assert not {"report.html", "scores.png", "stitch.png"} & set(hub.files("alice/new"))
     assert "report.html" not in hub.files("alice/new")["README.md"].decode()
 
@@ -293,5 +292,4 @@ def test_weights_are_checked_before_a_cast_also_under_another_name(hub: Hub, sti
         stitcher.attach(dtype="bf16")
     hub.put("alice/moved", files_of("vit", 0))
     a = hf_stitch.load("alice/vit", dtype="bfloat16")
-    made = stitched(a, a, images, (LAYERS["vit"],) * 2).stitcher
-    assert made.attach(source="alice/moved").dtype == torch.bfloat16
+    assert stitched(a, a, images, (LAYERS["vit"],) * 2).stitcher.attach(source="alice/moved").dtype == torch.bfloat16

@@ -112,8 +112,7 @@ def test_a_network_in_the_cache_without_a_processor_loads_without_a_connection(i
 @pytest.mark.parametrize(("side", "status"), [("source", 503), ("target", 404)])
 def test_the_networks_of_a_stitcher(side: str, status: int, served: Hub, images: Any, tmp_path: Path) -> None:
     a, b = map(hf_stitch.load, IDS)
-    made = stitched(a, b, images, (LAYERS["vit"], LAYERS["cnn"]))
-    made.stitcher.save_pretrained(tmp_path / "stitcher")
+    stitched(a, b, images, (LAYERS["vit"], LAYERS["cnn"])).stitcher.save_pretrained(tmp_path / "stitcher")
     again, id = Stitcher.from_pretrained(tmp_path / "stitcher"), IDS[side == "target"]
     served.fail(id, status=status)
     error, message = KINDS[status]

@@ -277,8 +277,7 @@ def test_the_module_beside_a_model_is_verified_and_not_run(copied: Any, tmp_path
     folder = copied("model")
     rewrite(folder / RECORD["model"], lambda record: record["auto_map"].update(AutoModel="org/name--code.Model"))
     kind = transformers.AutoModelForImageClassification
-    model = kind.from_pretrained(folder, trust_remote_code=True)
-    model.save_pretrained(tmp_path / "again")
+    kind.from_pretrained(folder, trust_remote_code=True).save_pretrained(tmp_path / "again")
     assert {file.name for file in folder.iterdir()} == {file.name for file in (tmp_path / "again").iterdir()}
     ran = tmp_path / "ran"
     with (folder / MODULE).open("a") as file:

@@ -280,8 +280,7 @@ def test_anchors_are_the_same(path: Path) -> None:
     for place, each in enumerate(found.encoded):
         close(each.values, expected[f"values.{place}"])
     assert found.among(Samples.of(list(expected["images"]))) == expected["among"].tolist() == list(range(12))
-    adapter = load(str(path.parent / "parents" / "vit_1"))
-    close(found.values(adapter, "vit.layers.1", "cls"), expected["values.2"])
+    close(found.values(load(str(path.parent / "parents" / "vit_1")), "vit.layers.1", "cls"), expected["values.2"])
 
 
 @written("activations_of_images.npz", "activations_of_texts.safetensors", "activations_of_texts")

@@ -43,8 +43,7 @@ def test_a_stitched_model_is_loaded_examined_compared_and_stitched_like_any_netw
             adapter = hf_stitch.load(place)
             assert {f"source.{layer}", f"target.{layer}"} <= set(adapter.candidates)
             assert (adapter.library, adapter.task) == ("hf_stitch", b.task)
-            x = adapter.preprocess(few)
-            assert torch.equal(adapter.forward(x).logits, made(**made.preprocess(few)).logits)
+            assert torch.equal(adapter.forward(adapter.preprocess(few)).logits, made(**made.preprocess(few)).logits)
         assert adapter.reference.id == "alice/ab" and len(adapter.reference.revision or "") == 40
         found = diagnose("alice/ab")
         assert found.cuts == adapter.layers and not found.failed, found.error

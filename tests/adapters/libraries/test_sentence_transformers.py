@@ -33,8 +33,7 @@ LLAMA = transformers.LlamaConfig(**TEXT, num_key_value_heads=2, pad_token_id=0, 
 def network(folder: Path, seed: int = 0, config: Any = BERT, side: str = "right", **head: Any) -> Path:
     """Save a transformer and its tokenizer."""
     torch.manual_seed(seed)
-    kind = head.pop("kind", transformers.AutoModel)
-    made = kind.from_config(config)
+    made = head.pop("kind", transformers.AutoModel).from_config(config)
     with torch.no_grad():
         for weight in made.parameters():
             weight.mul_(3)
@@ -315,8 +314,7 @@ def test_other_kinds_of_models_are_refused_by_name(tmp_path: Path) -> None:
 
     place = network(tmp_path / "network", kind=transformers.AutoModelForMaskedLM)
     first = Transformer(str(place), transformer_task="fill-mask")
-    sparse = library.SparseEncoder(modules=[first, SpladePooling("max")], device="cpu")
-    sparse.save_pretrained(str(tmp_path / "sparse"))
+    library.SparseEncoder(modules=[first, SpladePooling("max")], device="cpu").save_pretrained(str(tmp_path / "sparse"))
     with pytest.raises(ValueError, match=r"is an unsupported SparseEncoder, or load .* the task of its head"):
         hf_stitch.load(tmp_path / "sparse")
     assert hf_stitch.load(tmp_path / "sparse", task="fill-mask").task == "fill-mask"

@@ -67,8 +67,7 @@ def _outcome(artefact: Artefact, folder: Path, expected: torch.Tensor, about: st
         return "refused"
     except Exception as error:
         raise AssertionError(f"{about}: {error!r}") from error
-    same = output.shape == expected.shape and torch.equal(output, expected)
-    return "same" if same else "other"
+    return "same" if output.shape == expected.shape and torch.equal(output, expected) else "other"
 
 
 def _check_clear(error: BaseException, folder: Path, about: str) -> None:
