@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "a mistyped name of timm": (lambda: "timm:rexnt_100", {}, "did you mean 'rexnet_100'"),
     "a head of timm": (lambda: RESNET, {"task": "text-classification", "pretrained": False}, "head of timm:resnet10t"),
     "no network": (lambda: Path, {}, r"library with an adapter: hf_stitch, .*, torch, .*got the class Path"),
-    "options of a live network": (lambda: make("timm-resnet"), {"num_classes": 3}, "options, got num_classes"),
+    "a live network": (lambda: make("timm-resnet"), {"num_classes": 3}, "options, got num_classes"),
 }  # fmt: skip
 """What does not fit -> network, options and message."""
 
@@ -99,9 +99,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_does_not_fit_a_network_is_refused(case: str) -> None:
     network, options, message = REFUSED[case]
-    with pytest.raises(
-        TypeError if case in ("no network", "options of a live network") else ValueError, match=message
-    ) as caught:
+    with pytest.raises(TypeError if case in ("no network", "a live network") else ValueError, match=message) as caught:
         hf_stitch.load(network(), **options)
     assert isinstance(caught.value, ExampleError) or network is not Two or "content" in options
 

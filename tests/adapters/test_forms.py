@@ -277,9 +277,7 @@ class Remote(transformers.BertForSequenceClassification):
 
 
 @pytest.mark.parametrize("kind", [Passing, Remote])
-def test_a_subclass_that_passes_on_its_arguments_takes_those_of_its_class(
-    kind: Any, inputs: Callable[..., Any]
-) -> None:
+def test_a_subclass_that_passes_on_its_arguments_accepts_its_class(kind: Any, inputs: Callable[..., Any]) -> None:
     plain = loaded("bert", "plain")
     model = kind(plain.model.config).eval()
     model.load_state_dict(plain.model.state_dict())

@@ -96,9 +96,7 @@ def test_a_gguf_file_has_everything(tmp_path: Path) -> None:
     ],
     ids=["no name", "another name", "another file", "damaged"],
 )
-def test_a_gguf_file_that_cannot_be_loaded_is_named(
-    name: str, options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_a_gguf_file_that_cannot_be_loaded_is_named(name: str, options: Any, message: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers.integrations.gguf")
     (tmp_path / "tiny.gguf").write_bytes(b"none")
     with pytest.raises((ValueError, OSError), match=message):

@@ -137,9 +137,7 @@ REFUSED: dict[str, tuple[Any, str, dict[str, Any], str]] = {
 def test_weights_that_the_saved_class_has_are_required(case: str, tmp_path: Path) -> None:
     model, lacking, options, named = REFUSED[case]
     folder = saved(tmp_path, model, *filter(None, [lacking]))
-    with pytest.raises(
-        ValueError, match=rf"(?s){tmp_path} lacks weights of \w+.*(?:{named or lacking}).*/missing-weigh"
-    ):
+    with pytest.raises(ValueError, match=rf"(?s){tmp_path} lacks weights of \w+.*(?:{named or lacking}).*/missing-we"):
         loaded(folder, **options)
 
 
@@ -268,9 +266,7 @@ SAMPLES = torch.randn(60, 3, 32, 32)
 def test_no_job_scores_a_new_head_without_being_told(classifiers: tuple[hf_stitch.Adapter, hf_stitch.Adapter]) -> None:
     new, trained = classifiers
     cut = {"source_layer": LAYER, "target_layer": LAYER, "progress": False}
-    with pytest.raises(
-        ValueError, match=r"(?s)has randomly initialised weights: classifier.bias, classifier.weight.*adapter.m"
-    ):
+    with pytest.raises(ValueError, match=r"(?s)randomly initialised weights: classifier.bias, classifier.w.*adapter.m"):
         hf_stitch.stitch(trained, new, SAMPLES, **cut)
     with pytest.raises(ValueError, match="has randomly initialised weights"):
         hf_stitch.stitch_grid(trained, new, SAMPLES, layers_a=[LAYER], layers_b=[LAYER], progress=False)
@@ -371,9 +367,7 @@ def test_weights_in_another_format_are_to_be_saved_anew(tmp_path: Path) -> None:
     folder = saved(tmp_path, BODY)
     torch.save(load_file(tmp_path / NAME), tmp_path / "pytorch_model.bin")
     (tmp_path / NAME).unlink()
-    with pytest.raises(
-        FileNotFoundError, match=r"model\.safetensors.*\(pytorch_model\.bin\) are not supported.*save_pre"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors.*\(pytorch_model\.bin\) are not supported.*save"):
         loaded(folder)
 
 

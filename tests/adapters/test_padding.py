@@ -309,9 +309,7 @@ def test_texts_beyond_the_table_of_positions_are_truncated_beside_padding_on_the
 
 def test_a_network_that_cannot_be_helped_is_named_once() -> None:
     network = padding.tokenizing(zoo.adapter_of("masked", "funnel"), "right")
-    with pytest.warns(
-        UserWarning, match="activations of FunnelForMaskedLM depend on the batch because any padding changes them"
-    ):
+    with pytest.warns(UserWarning, match="of FunnelForMaskedLM depend on the batch because any padding changes them"):
         network._padded()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -13,9 +13,7 @@ import transformers
 from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
 from hf_stitch.adapters.pinning import OF_TOKENIZERS, settings_of_config, settings_of_processor
 
-VOCABULARY = {
-    token: index for index, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c"])
-}
+VOCABULARY = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c"])}
 BYTES = {"<|endoftext|>": 0, "a": 1, "b": 2, "c": 3, "ab": 4, "bc": 5}
 
 

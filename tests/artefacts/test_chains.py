@@ -62,9 +62,7 @@ def chains(families: tuple[str, str, str]) -> tuple[StitchedModel, StitchedModel
 
 
 @pytest.mark.parametrize("families", CHAINS, ids="-".join)
-def test_both_ways_to_build_a_chain_of_three_networks_give_the_same_bits(
-    families: tuple[str, str, str], tmp_path: Path
-) -> None:
+def test_both_ways_to_build_a_chain_of_three_give_the_same_bits(families: tuple[str, str, str], tmp_path: Path) -> None:
     data = samples(families[0])[:7]
     _, left, right = chains(families)
     expected = outputs(left, data)
@@ -163,9 +161,7 @@ def test_settings_of_a_chain_name_what_differs(tmp_path: Path) -> None:
         (lambda found: found.update(config=[1]), "source.blueprint.config in .* must be an object"),
     ],
 )
-def test_a_damaged_record_inside_a_chain_is_refused(
-    change: Callable[[Any], object], message: str, tmp_path: Path
-) -> None:
+def test_a_damaged_record_in_a_chain_is_refused(change: Callable[[Any], object], message: str, tmp_path: Path) -> None:
     chains(CHAINS[0])[1].save_pretrained(tmp_path)
     rewrite(tmp_path / "config.json", lambda record: change(record["source"]["blueprint"]))
     with pytest.raises(ValueError, match=message):

@@ -32,9 +32,7 @@ def inputs_of(model: StitchedModel, data: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_network_stitched_to_itself_gives_its_own_and_the_mapped_one(
-    family: str, net: Any, images: Any, texts: Any
-) -> None:
+def test_a_network_stitched_to_itself_gives_both_hidden_states(family: str, net: Any, images: Any, texts: Any) -> None:
     data = images if family == "vit" else texts
     model = model_of(net, data, family, family, "identity")
     inputs = inputs_of(model, data)

@@ -52,9 +52,7 @@ def inputs(whole: Any) -> dict[str, torch.Tensor]:
     return dict(whole.processor(TEXTS[:4], return_tensors="pt", padding=True, return_token_type_ids=False))
 
 
-def test_the_hash_and_each_entry_of_the_state_are_those_of_the_model_in_memory(
-    offloaded: Any, whole: Any, folder: Path
-) -> None:
+def test_the_hash_and_each_entry_of_the_state_are_as_in_memory(offloaded: Any, whole: Any, folder: Path) -> None:
     assert is_offloaded(offloaded.model) and not is_offloaded(whole.model)
     assert weights_hash(offloaded.model) == weights_hash(whole.model)
     assert sum(p.is_meta for p in offloaded.model.parameters()) == 9 * LAYERS + 1  # all are still on the disk

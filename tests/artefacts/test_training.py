@@ -28,9 +28,7 @@ def trainer(model: Any, images: Any, folder: Path, **options: Any) -> transforme
     return transformers.Trainer(model, arguments, train_dataset=data, eval_dataset=data[:8])
 
 
-def test_frozen_networks_do_not_change_while_the_stitch_is_trained(
-    images: Any, tmp_path: Path, cnn_vit: StitchedModel
-) -> None:
+def test_frozen_networks_do_not_change_in_training(images: Any, tmp_path: Path, cnn_vit: StitchedModel) -> None:
     """Weights of the halves and statistics of BatchNorm stay bitwise the same."""
     model = cnn_vit.freeze_networks()
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -153,9 +153,7 @@ def test_stitch_saves_everything_in_its_record(stitched: tuple[Path, dict[str, A
         assert f"name one of its subfolders: {out / 'model'}, {out / 'stitcher'}" in error_line(*command)
 
 
-def test_evaluate_scores_both_artefacts_the_same(
-    stitched: tuple[Path, dict[str, Any]], folders: dict[str, Path]
-) -> None:
+def test_evaluate_scores_both_artefacts_alike(stitched: tuple[Path, dict[str, Any]], folders: dict[str, Path]) -> None:
     """The stitched model and the stitcher have the same scores on samples that ``stitch`` did not use."""
     out, record = stitched
     data = ("--data", "sklearn:digits", "--split", "train", "--max-samples", 50)

@@ -139,9 +139,7 @@ def on_the_hub() -> dict[str, dict[str, bytes]]:
 
 
 def _timm_files(model: torch.nn.Module, arguments: dict[str, Any]) -> dict[str, bytes]:
-    return files_of(
-        lambda folder: timm.models.save_for_hf(model, folder, model_args=arguments, safe_serialization=True)
-    )
+    return files_of(lambda path: timm.models.save_for_hf(model, path, model_args=arguments, safe_serialization=True))
 
 
 def files_of(*writers: Callable[[str], object]) -> dict[str, bytes]:

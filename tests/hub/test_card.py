@@ -178,9 +178,7 @@ def metadata(text: str) -> Any:
     return RepoCard(text).data.to_dict()
 
 
-def test_generated_metadata_of_an_earlier_push_are_replaced(
-    stitcher: Stitcher, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_generated_metadata_of_a_past_push_are_replaced(stitcher: Stitcher, caplog: pytest.LogCaptureFixture) -> None:
     """Of tags and results, those that a person added are kept, and all metadata of other keys."""
     first = card(stitcher.describe(), name="alice/link", tags=["mine"])
     theirs = {"name": "link", "results": [{"task": {"type": "x"}, "dataset": {"type": "y", "name": "Y"},

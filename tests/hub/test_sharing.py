@@ -115,9 +115,7 @@ def test_outputs_in_a_new_process_are_equal(name: str, what: str, pushed: Path) 
     assert name in CASES or torch.equal(found[f"{what} swapped"], expected["swapped"])
 
 
-def test_anchors_and_tokenizers_travel_with_a_model_that_is_no_larger_than_its_parts(
-    shared_hub: Hub, pushed: Path
-) -> None:
+def test_anchors_and_tokenizers_travel_with_a_model_no_larger_than_its_parts(shared_hub: Hub, pushed: Path) -> None:
     assert {"tokenizer.json", "source_tokenizer.json"} <= set(shared_hub.files("alice/own-tokens-model"))
     weights = StitchedModel.from_pretrained("alice/lstsq-model").state_dict()
     parts = sum(t.numel() * t.element_size() for t in weights.values())

@@ -180,9 +180,7 @@ def test_the_one_cka_of_an_atlas_is_found_by_its_name(sides: list[Activations]) 
         one["linear_cka:debiased=False"]
     several = hf_stitch.compare(*sides, metrics=["mutual_knn:k=3", "mutual_knn:k=5"])
     assert not np.array_equal(several["mutual_knn:k=3"], several["mutual_knn:k=5"])
-    with pytest.raises(
-        KeyError, match=r"one of mutual_knn\(k=3\), mutual_knn\(k=5\), got 'mutual_knn', which names several"
-    ):
+    with pytest.raises(KeyError, match=r"one of mutual_knn\(k=3\), mutual_knn\(k=5\), got 'mutual_knn', which names"):
         several["mutual_knn"]
 
 

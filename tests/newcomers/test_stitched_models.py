@@ -121,9 +121,7 @@ def test_a_stitched_model_is_loaded_from_a_subfolder(encoders: Any, tmp_path: Pa
         hf_stitch.StitchedModel.from_pretrained(tmp_path / "ab", subfolder="else")
 
 
-def test_a_whole_sentence_transformer_is_a_target(
-    encoders: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sentence_transformer_is_a_target(encoders: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     modules = pytest.importorskip("sentence_transformers.models")
     a, b, _, words = encoders
