@@ -23,7 +23,6 @@ X = torch.randn(2, 4)
 
 
 def rendered(found: Diagnosis) -> str:
-    """Return the report as text."""
     console = Console(width=200, file=io.StringIO())
     with console.capture() as captured:
         console.print(found)

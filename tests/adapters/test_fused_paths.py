@@ -60,7 +60,6 @@ VARIANTS: dict[str, dict[str, bool]] = {
 
 
 def texts(batch: int = 3) -> dict[str, Tensor]:
-    """Return texts of different lengths, padded on the right."""
     ids = torch.randint(3, 50, (batch, 7), generator=torch.Generator().manual_seed(batch))
     mask = (torch.arange(7) < torch.tensor([[7], [4], [5], [2], [6]][:batch])).long()
     return {"input_ids": ids * mask, "attention_mask": mask}

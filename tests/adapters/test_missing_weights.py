@@ -251,7 +251,6 @@ def test_a_head_that_is_asked_for_is_new(case: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def classifiers(tmp_path: Path) -> Iterator[tuple[hf_stitch.Adapter, hf_stitch.Adapter]]:
-    """A network with a new head, and a trained one."""
     folder = saved(tmp_path, hf.ViTModel(hf.ViTConfig(**IMAGES)))
     trained = hf.ViTForImageClassification(hf.ViTConfig(**IMAGES)).eval()
     with warnings.catch_warnings():

@@ -31,18 +31,15 @@ def poisoned(value: float) -> torch.Tensor:
 
 
 def with_own_code() -> hf_stitch.Adapter:
-    """A network of images without a processor."""
     return hf_stitch.load(make("user-code"), example_inputs=images(2))
 
 
 def with_nan() -> hf_stitch.Adapter:
-    """A network whose processor divides by NaN."""
     processor = TimmImageProcessor((3, SIZE, SIZE), crop_pct=1.0, mean=(float("nan"),) * 3)
     return hf_stitch.load(build("cnn", 0), processor=processor)
 
 
 def without_padding() -> hf_stitch.Adapter:
-    """A network whose tokenizer cannot pad."""
     tokenizer = plain_tokenizer()
     tokenizer.pad_token = None
     return hf_stitch.load(build("gpt2", 0), processor=tokenizer)

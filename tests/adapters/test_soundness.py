@@ -234,20 +234,16 @@ class Words(nn.Module):
 
 
 class ForWords(Override):
-    """Defines special ids."""
-
     def special_ids(self, model: nn.Module) -> tuple[int, ...]:
         return (1, 600)
 
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register the special ids of :class:`Words`."""
     monkeypatch.setitem(hf_stitch.registries.overrides._entries, "Words", Entry.of("Words", ForWords))
 
 
 def pooled(net: Words, ids: Tensor, stem: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
-    """Search for padding, id 1."""
     real = (ids != 1)[..., None]
     return (y * real).sum(1) / real.sum(1)
 

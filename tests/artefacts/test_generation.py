@@ -44,14 +44,11 @@ def prompts(adapter: Any, texts: list[str], side: str = "left") -> dict[str, tor
 
 
 def same(a: hf_stitch.Adapter, texts: Any, layer: str = "") -> Any:
-    """Stitch a network to itself by the identity."""
     return stitched(a, a, texts, (layer or a.layers[1],) * 2, matcher="identity")
 
 
 @pytest.fixture(scope="module")
 def between(net: Any, texts: Any) -> Any:
-    """``between(source, target)``: stitch networks of two families."""
-
     def make(source: str, target: Any) -> Any:
         b, family = (net(target, 1), target) if isinstance(target, str) else (target, "llama")
         return stitched(net(source), b, texts, (LAYERS[source], LAYERS[family]))
@@ -61,7 +58,6 @@ def between(net: Any, texts: Any) -> Any:
 
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)
 def made(request: Any, between: Any) -> StitchedModelForCausalLM:
-    """A stitched model, which no test changes."""
     return between(*request.param)
 
 

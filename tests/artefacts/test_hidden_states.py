@@ -27,7 +27,6 @@ def model_of(net: Any, data: Any, source: str, target: str, matcher: str = "lsts
 
 
 def inputs_of(model: StitchedModel, data: Any) -> dict[str, Any]:
-    """Preprocess five samples; texts differ in length."""
     return model.preprocess([sample.get("image", sample.get("text")) for sample in data[:5]])
 
 

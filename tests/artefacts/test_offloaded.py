@@ -35,7 +35,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def offloaded(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The model with all blocks and its head on the disk."""
     places = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.norm": "cpu", "lm_head": "disk"}
     places |= {f"model.layers.{number}": "disk" for number in range(LAYERS)}
     return hf_stitch.load(str(folder), device_map=places, offload_folder=tmp_path_factory.mktemp("disk"))
@@ -43,7 +42,6 @@ def offloaded(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> Any:
-    """The model in memory."""
     return hf_stitch.load(str(folder))
 
 

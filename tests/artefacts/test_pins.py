@@ -214,8 +214,6 @@ def test_an_unknown_task_is_rejected(saved_stitcher: Path, net: Any) -> None:
 
 # -- user code ----------------------------------------------------------------------------------------------------
 class Sizes:
-    """The config of a network of user code."""
-
     def __init__(self) -> None:
         self.width, self.slope = 8, 1.0
 

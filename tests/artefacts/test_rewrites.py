@@ -33,7 +33,6 @@ from tiny_networks import LAYERS, SIZE, TEXT, adapted, build, network, plain_tok
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register the rewrite for the time of a test."""
     monkeypatch.setitem(registries.rewrites._entries, "factorise", Entry.of("factorise", Factorise))
 
 
@@ -100,7 +99,6 @@ def original(images: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def saved(original: Path, tmp_path: Path) -> Path:
-    """A copy of that folder."""
     return Path(shutil.copytree(original, tmp_path / "model"))
 
 

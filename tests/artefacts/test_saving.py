@@ -61,8 +61,6 @@ MATCHERS = [
 
 
 def between(source: str, target: str, *dtypes: str, **options: Any) -> Callable[[Any, Any, Any], Made]:
-    """Stitch networks of two families, of some dtypes."""
-
     def make(images: Any, texts: Any, inputs: Any) -> Made:
         a, b = network(source, 0, *dtypes[:1]), network(target, 1, *dtypes[1:])
         data = texts if source in LANGUAGE else images
@@ -122,7 +120,6 @@ MODELS: dict[str, Callable[[Any, Any, Any], Made]] = {
 
 
 def attached(model: StitchedModel, ends: tuple[Any, Any], folder: Path) -> StitchedModel:
-    """Save the stitcher, load it, and attach it to its networks."""
     model.stitcher.save_pretrained(folder)
     assert {path.name for path in folder.glob("*.[js]*")} - {"source_tokenizer.json", "target_tokenizer.json"} == {
         "stitch.safetensors", "stitcher.json"
@@ -266,7 +263,6 @@ def test_scores_of_other_weights_are_left_out(cnn_vit: StitchedModel, images: An
 
 
 def into_llama(change: Callable[[Any], object], texts: Any) -> StitchedModel:
-    """Stitch a Llama to one that was changed."""
     change(target := build("llama", 1))
     b = hf_stitch.load(target, processor=plain_tokenizer())
     return stitched(network("llama"), b, texts, (LAYERS["llama"], LAYERS["llama"]))
@@ -352,7 +348,6 @@ def sharing(request: Any) -> tuple[StitchedModel, dict[str, torch.Tensor]]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of such a model."""
     joined(albert)[0].save_pretrained(folder := tmp_path_factory.mktemp("shared"))
     return folder
 

@@ -282,7 +282,6 @@ def test_tokens_that_a_tokenizer_appends_are_dropped() -> None:
 
 
 def stitch(data: Any = SENTENCES, **options: Any) -> Any:
-    """Stitch both decoders."""
     ends = {"source_layer": LAYER["llama"], "target_layer": LAYER["gpt2"]}
     return hf_stitch.stitch(decoder("llama"), decoder("gpt2"), data, **ends, progress=False, **options)
 

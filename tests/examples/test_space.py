@@ -63,7 +63,6 @@ def described(gallery: Any) -> dict[str, Any]:
 
 
 def forget(gallery: Any) -> None:
-    """Let the gallery read its pictures and train its networks again."""
     for cached in (gallery.pictures, gallery.trained, gallery.captioner):
         cached.cache_clear()
 

@@ -40,7 +40,6 @@ from hf_stitch.training import DynamicsRecorder
 
 
 def keep(values: dict[str, Any], path: Path) -> None:
-    """Write the expected values of a file or folder."""
     tensors = {name: torch.as_tensor(value).detach().contiguous() for name, value in values.items()}
     save_file(tensors, f"{path}.answer.safetensors")
 
@@ -71,7 +70,6 @@ def stitches(folder: Path) -> None:
 
 
 def autoencoder(folder: Path) -> None:
-    """A sparse autoencoder."""
     torch.manual_seed(0)
     made = SparseAutoencoder(4, 6, "jumprelu", metadata={"hook_name": "blocks.3"}).eval()
     for parameter in made.parameters():
@@ -83,7 +81,6 @@ def autoencoder(folder: Path) -> None:
 
 # -- samples -----------------------------------------------------------------------------------------------------------
 def anchors(folder: Path) -> None:
-    """Anchors that two networks have encoded."""
     found = anchor_set()
     found.save_pretrained(folder)
     values = {f"values.{place}": each.values for place, each in enumerate(found.encoded)}
@@ -114,7 +111,6 @@ def record(recorder: DynamicsRecorder, adapter: Adapter) -> None:
 
 
 def recordings(folder: Path) -> None:
-    """Activations that a callback has recorded."""
     record(DynamicsRecorder(folder, points(20), layers=["1", "3"]), classifiers()[0])
 
 
@@ -134,7 +130,6 @@ def encoders(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def fitted_map() -> EmbeddingMap:
-    """Fit a map between the vectors of two encoders."""
     return fit_embedding_map(*encoders(300), map="ridge", direction="index", index_size=20_000, progress=False)
 
 
@@ -146,13 +141,11 @@ def embedding_map(adjoint: bool, folder: Path) -> None:
 
 
 def convolutions(seed: int = 0) -> nn.Sequential:
-    """Build a network of convolutions."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 2), nn.Flatten(), nn.Linear(18, 3))
 
 
 def patch_covariance(path: Path) -> None:
-    """The covariance of the patches that convolutions read."""
     found = PatchCovariance.of(convolutions(), [rows(4, 36).reshape(4, 1, 6, 6)])
     found.save(path)
     keep(dict(found.factors), path)

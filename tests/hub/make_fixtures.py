@@ -35,7 +35,6 @@ def write_exact_outputs() -> None:
 
 
 def main(version: str) -> None:
-    """Write all artefacts that are missing."""
     folder = FIXTURES / version
     folder.mkdir(exist_ok=True)
     for name, make in MAKERS.items():

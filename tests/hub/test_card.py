@@ -26,7 +26,6 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture(scope="module")
 def stitcher(images: Any) -> Stitcher:
-    """A stitcher between two networks with ids on the Hub."""
     a, b = network("cnn"), network("vit", 1)
     made = stitched(a, b, images, (LAYERS["cnn"], LAYERS["vit"]), matcher="low_rank", rank=4).stitcher
     made.source = ModelReference("timm/cnn", "timm", revision=SHA, weights_hash=made.source.weights_hash)

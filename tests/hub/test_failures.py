@@ -26,7 +26,6 @@ from tiny_networks import LAYERS, network, stitched  # isort: skip
 
 @pytest.fixture(scope="module")
 def evaluated(images: Any) -> StitchedModel:
-    """A stitched model of two networks in memory."""
     return stitched(network("vit"), network("vit", 1), images, (LAYERS["vit"],) * 2)
 
 
@@ -43,7 +42,6 @@ ENDS = {"source": "alice/vit", "target": "alice/vit-2"}
 
 @pytest.fixture(scope="module")
 def fitted(images: Any, tmp_path_factory: pytest.TempPathFactory) -> Stitcher:
-    """A stitcher whose networks are on a Hub."""
     with turned_to_a_hub(tmp_path_factory.mktemp("fitted")) as hub:
         serve(hub, *ENDS.values())
         a, b = map(hf_stitch.load, ENDS.values())

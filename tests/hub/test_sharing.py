@@ -102,7 +102,6 @@ def pushed(shared_hub: Hub, images: Any, texts: Any, tmp_path_factory: pytest.Te
 
 
 def push(model: StitchedModel, name: str) -> None:
-    """Push both artefacts of a model."""
     model.stitcher.push_to_hub(f"alice/{name}")
     model.push_to_hub(f"alice/{name}-model")
 

@@ -41,13 +41,11 @@ def originals(images: Any, texts: Any, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def copied(originals: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """A function that copies an artefact for modification."""
     return lambda kind: Path(shutil.copytree(originals / kind, tmp_path / kind))
 
 
 @pytest.fixture
 def language(copied: Callable[[str], Path]) -> Path:
-    """A copy of the language model."""
     return copied("language model")
 
 
@@ -70,7 +68,6 @@ def test_a_changed_record_is_rejected_unless_changes_are_allowed(change: tuple[s
 
 
 def in_record(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
-    """Change a record and sign it again."""
     return lambda folder: rewrite(next(folder / name for name in RECORD.values() if (folder / name).exists()), change)
 
 

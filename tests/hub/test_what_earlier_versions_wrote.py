@@ -117,14 +117,12 @@ def check_generation(model: Any, expected: dict[str, Tensor]) -> None:
 
 # -- models and stitchers ----------------------------------------------------------------------------------------------
 def loaded(path: Path, loader: Any = StitchedModel) -> Any:
-    """Load a model; this version must know all of its keys."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*contains unknown keys")
         return loader.from_pretrained(path)
 
 
 def attached(path: Path) -> StitchedModel:
-    """Attach a stitcher to the networks in its fixture."""
     source, target = (load(str(path.parent / name)) for name in ENDS[path.name])
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*contains unknown keys")
@@ -329,7 +327,6 @@ def renamed(values: Any) -> Any:
 
 
 def saved_results(folder: Path) -> list[Result]:
-    """Load all results in a folder."""
     files = sorted(folder.glob("*.json"))
     return [KINDS[json.loads(file.read_text(encoding="utf-8"))["result"]].load(file) for file in files]
 

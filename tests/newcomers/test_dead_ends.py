@@ -32,8 +32,6 @@ LABELS = [0, 1, 2, 0, 1, 2]
 
 
 class Items(Dataset[Any]):
-    """A data set of user code."""
-
     def __init__(self, items: list[Any]) -> None:
         self.items, self.reads = items, 0
 

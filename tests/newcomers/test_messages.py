@@ -21,8 +21,6 @@ from hf_stitch.training import SimilarityCallback
 
 
 class Net(nn.Module):
-    """User code that takes images with three channels."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)

@@ -77,7 +77,6 @@ def encoder(seed: int, width: int) -> hf_stitch.Adapter:
 
 @pytest.fixture(scope="module")
 def encoders(texts: Any) -> tuple[hf_stitch.Adapter, hf_stitch.Adapter, hf_stitch.StitchedModel, list[str]]:
-    """Two encoders, the stitched model of both, and texts."""
     a, b, words = encoder(0, 32), encoder(1, 48), [row["text"] for row in texts]
     layers = {"source_layer": "encoder.layer.1", "target_layer": "encoder.layer.0"}
     return a, b, hf_stitch.stitch(a, b, words, **layers, progress=False), words
@@ -155,8 +154,6 @@ def test_a_sentence_transformer_is_a_target(encoders: Any, tmp_path: Path, monke
 
 # -- networks of user code ---------------------------------------------------------------------------------------------
 class Small(nn.Module):
-    """A network of user code."""
-
     def __init__(self, width: int) -> None:
         super().__init__()
         self.first, self.second, self.head = nn.Linear(4, width), nn.Linear(width, width), nn.Linear(width, 3)
@@ -168,7 +165,6 @@ class Small(nn.Module):
 
 @pytest.fixture(scope="module")
 def of_user_code(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, nn.Module, torch.Tensor, Path]:
-    """Two modules, their data and the folder of their stitcher."""
     torch.manual_seed(0)
     data, nets = torch.randn(60, 4), (Small(20), Small(32))
     a, b = (hf_stitch.load(net, example_inputs=data[:2]) for net in nets)

@@ -52,8 +52,6 @@ def encoder(*modules: Any, **options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def body(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """Make the first module of an encoder."""
-
     def made(**options: Any) -> Any:
         return Transformer(str(network(tmp_path_factory.mktemp("body"), **options)))
 

@@ -80,7 +80,6 @@ def _check_clear(error: BaseException, folder: Path, about: str) -> None:
 
 @pytest.fixture(scope="session")
 def artefacts(images: Any, texts: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artefact]:
-    """Small artefacts of every kind."""
     from tiny_networks import LAYERS, network, stitched
 
     root = tmp_path_factory.mktemp("artefacts")

@@ -84,7 +84,6 @@ def test_no_type_of_transformers_has_more_layers_or_classes() -> None:
 
 # -- all types of transformers -----------------------------------------------------------------------------------------
 def classes() -> dict[str, str]:
-    """Return a class of each type that the Auto mappings list."""
     found: dict[str, str] = {}
     for name in sorted(vars(modeling_auto), key=lambda name: name != "MODEL_MAPPING_NAMES"):
         if re.fullmatch("MODEL_.*MAPPING_NAMES", name):
