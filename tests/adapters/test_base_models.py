@@ -190,10 +190,8 @@ def test_halves_are_not_checkpointed_across_the_cut(name: str) -> None:
 def test_stitched_models_do_not_support_checkpoints_across_a_cut() -> None:
     def stitched(name: str) -> StitchedModel:
         net = load(make(name), name)
-        layer = net.layers[1]
-        return hf_stitch.stitch(
-            net, net, images(4), source_layer=layer, target_layer=layer, matcher="identity", task=None
-        )
+        cut = net.layers[1]
+        return hf_stitch.stitch(net, net, images(4), source_layer=cut, target_layer=cut, matcher="identity", task=None)
 
     assert stitched("vit").supports_gradient_checkpointing
     assert not stitched("swin").supports_gradient_checkpointing

@@ -61,10 +61,8 @@ def refusing(equal: Any, of_images: Any, images: Any, texts: Any) -> dict[str, t
     model, _, given = equal
     pixels = torch.stack([sample["image"] for sample in images[:3]])
     found = {"llama": (model, given), "images": (of_images, {"pixel_values": pixels, "labels": torch.arange(3)})}
-    config = transformers.BloomConfig(
-        hidden_size=24, n_layer=3, n_head=4, vocab_size=80, bos_token_id=1, eos_token_id=2
-    )
-    a = adapted("gpt2", transformers.BloomForCausalLM(config).eval())
+    bloom = transformers.BloomConfig(hidden_size=24, n_layer=3, n_head=4, vocab_size=80, bos_token_id=1, eos_token_id=2)
+    a = adapted("gpt2", transformers.BloomForCausalLM(bloom).eval())
     ids = {"input_ids": torch.tensor([[7, 12, 30, 9]])}
     unnumbered = stitched(a, a, texts, (a.layers[1],) * 2, matcher="identity")
     layers = ("target.transformer.h.2", "transformer.h.1")

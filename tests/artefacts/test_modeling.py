@@ -118,9 +118,7 @@ def test_a_cast_keeps_buffers_that_a_network_computes_itself(net: Any, texts: An
     assert {parameter.dtype for parameter in cast.parameters()} == {torch.bfloat16}
 
 
-def test_a_cast_keeps_modules_that_a_network_keeps_in_float32(
-    net: Any, texts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cast_keeps_float32_modules(net: Any, texts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise T5 overflows in float16."""
     stitched(net("t5"), net("t5", 1), texts, (LAYERS["t5"],) * 2, task=None).save_pretrained(tmp_path)
     for name, parameter in StitchedModel.from_pretrained(tmp_path, dtype=torch.float16).named_parameters():

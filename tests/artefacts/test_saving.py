@@ -168,9 +168,7 @@ def made(images: Any, texts: Any, inputs: Any) -> Callable[[str], Made]:
         *((name, way) for name in ("cnn", "decoders", "two vocabularies") for way in list(WAYS)[2:]),
     ],
 )
-def test_what_was_saved_and_loaded_is_the_same(
-    name: str, way: str, made: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_loaded_equals_saved(name: str, way: str, made: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     model, ends, batch = made(name)
     again = WAYS[way](model, ends, tmp_path / "saved")
     if name == "one in bfloat16":

@@ -39,9 +39,7 @@ def test_frozen_networks_do_not_change_in_training(images: Any, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_resumed_training_reaches_the_same_weights(
-    frozen: bool, images: Any, tmp_path: Path, cnn_vit: StitchedModel
-) -> None:
+def test_resuming_gives_the_same_weights(frozen: bool, images: Any, tmp_path: Path, cnn_vit: StitchedModel) -> None:
     def fresh() -> StitchedModel:
         return copy.deepcopy(cnn_vit).freeze_networks() if frozen else copy.deepcopy(cnn_vit)
 
@@ -71,9 +69,7 @@ def test_the_best_checkpoint_is_loaded_at_the_end(images: Any, tmp_path: Path, c
         *((pair, True) for pair in (("bert", "bert"), ("t5", "roberta"), ("bert", "llama"))),
     ],
 )
-def test_gradient_checkpointing_gives_the_same_gradients(
-    pair: tuple[str, str], frozen: bool, texts: Any, inputs: Any
-) -> None:
+def test_checkpointing_gives_the_same_gradients(pair: tuple[str, str], frozen: bool, texts: Any, inputs: Any) -> None:
     a, b, pooling = network(pair[0]), network(pair[1], 1), "mean" if pair[1] == "roberta" else "none"
     model = stitched(a, b, texts, (LAYERS[pair[0]], LAYERS[pair[1]]), pooling=pooling)
     for module in model.modules():
@@ -99,9 +95,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(
         assert any(getattr(module, "gradient_checkpointing", False) for module in type(model)(model.config).modules())
 
 
-def test_images_require_gradients_but_no_checkpointing_where_a_half_does_not_support_it(
-    cnn_vit: StitchedModel, images: Any
-) -> None:
+def test_images_need_gradients_but_no_checkpointing_where_a_half_lacks_it(cnn_vit: StitchedModel, images: Any) -> None:
     with pytest.raises(ValueError, match="StitchedModelForImageClassification does not support"):
         checkpointed(cnn_vit)
     cnn_vit.requires_grad_(False).enable_input_require_grads()

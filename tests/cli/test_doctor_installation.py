@@ -106,9 +106,7 @@ def test_an_untested_version_alone_is_no_failure(installed: dict[str, str]) -> N
     assert shown.endswith("cut: passed generate: passed everything works")
 
 
-def test_a_part_that_fails_is_named_and_the_others_run(
-    parts: dict[str, Callable[[], object]], installed: dict[str, str]
-) -> None:
+def test_failures_are_named_and_the_rest_run(parts: dict[str, Callable[[], object]], installed: dict[str, str]) -> None:
     ran = []
 
     def fail() -> None:

@@ -362,13 +362,11 @@ def test_commands_run_no_name_of_a_record(command: str, message: str, artefacts:
 
 
 def test_a_job_and_a_stitcher_take_only_what_is_typed(artefacts: Path, mine: Path) -> None:
-    other = write(artefacts / "other")
-    line = error_line(
-        "compare", f"{other}:small", f"{other}:third", *DIGITS, *LAYER, "--checkpoint-dir", artefacts / "job"
-    )
+    src = write(artefacts / "other")
+    line = error_line("compare", f"{src}:small", f"{src}:third", *DIGITS, *LAYER, "--checkpoint-dir", artefacts / "job")
     assert "job.json" in line
     line = error_line(
-        "evaluate", artefacts / "stitcher", "--source", f"{other}:small", "--target", f"{other}:third", *DIGITS
+        "evaluate", artefacts / "stitcher", "--source", f"{src}:small", "--target", f"{src}:third", *DIGITS
     )
     assert "has other weights than the stitch was fitted to" in line
-    assert other.with_name("ran").exists() and not mine.with_name("ran").exists()
+    assert src.with_name("ran").exists() and not mine.with_name("ran").exists()

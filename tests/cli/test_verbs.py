@@ -121,9 +121,7 @@ def test_a_verb_that_does_not_exist_is_named(verb: str) -> None:
 
 
 @pytest.mark.parametrize("parameter", ["net: object", "net", "data: object = ()"])
-def test_a_parameter_that_no_command_line_can_give_is_refused(
-    parameter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsupported_parameters_are_refused(parameter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verb, name = f"own_verb_{len(parameter)}", parameter.partition(":")[0]
     (tmp_path / f"{verb}.py").write_text(f"def count({parameter}):\n    ...\n")
     monkeypatch.syspath_prepend(tmp_path)

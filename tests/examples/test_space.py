@@ -99,9 +99,7 @@ def test_exchanged_captioners_are_downloaded(gallery: Any, described: dict[str, 
     assert reader.batch_decode(ids, skip_special_tokens=True) == done.after[:9]
 
 
-def test_captions_need_pictures_and_networks_of_the_gallery(
-    gallery: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_captions_need_the_gallery(gallery: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(gallery.Refused, match="Choose one of transformer, seed 0"):
         gallery.describe("CNN, seed 0", "CNN, seed 1")
     with pytest.raises(gallery.Refused, match="as new encoder one of CNN, seed 0"):

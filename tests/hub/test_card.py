@@ -224,9 +224,7 @@ def test_the_local_text_is_kept_and_metadata_are_merged(stitcher: Stitcher) -> N
         ("apache-2.0", "mit", True, ""),
     ],
 )
-def test_the_card_warns_of_licences_that_do_not_allow_it(
-    theirs: str, own: str | None, whole: bool, warned: str, stitcher: Stitcher
-) -> None:
+def test_the_card_warns_of_licences(theirs: str, own: str | None, whole: bool, warned: str, stitcher: Stitcher) -> None:
     described = replace(stitcher.describe(), whole=whole, target=replace(stitcher.target, license=theirs))
     present = None if own is None else f"---\nlicense: {own}\n---\n# Mine\n"
     with warnings.catch_warnings(record=True) as told:

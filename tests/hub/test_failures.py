@@ -104,9 +104,7 @@ def test_a_push_to_a_branch_and_as_a_pull_request(hub: Hub, model: StitchedModel
     assert same(model.stitcher, Stitcher.from_pretrained("alice/new", revision="refs/pr/1"))
 
 
-def test_saved_and_pushed_files_are_equal_and_shards_of_an_earlier_push_are_deleted(
-    hub: Hub, model: StitchedModel, tmp_path: Path
-) -> None:
+def test_saved_and_pushed_files_are_equal_without_old_shards(hub: Hub, model: StitchedModel, tmp_path: Path) -> None:
     how = {"state_dict": {name: value * 2 for name, value in model.state_dict().items()}, "max_shard_size": "20KB"}
     model.save_pretrained(tmp_path, push_to_hub=True, repo_id="alice/new", **how)
     there = hub.files("alice/new")
@@ -193,13 +191,9 @@ def test_a_failed_pull_is_reported(
     assert same(model.stitcher, Stitcher.from_pretrained("alice/new", force_download=True))
 
 
-def test_missing_and_private_models_and_revisions_are_reported(
-    hub: Hub, model: StitchedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_and_private_ids_are_reported(hub: Hub, model: StitchedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     model.stitcher.push_to_hub("alice/new")
-    with pytest.raises(
-        FileNotFoundError, match="alice/none could not be downloaded: the model does not exist on the Hub, or it"
-    ):
+    with pytest.raises(FileNotFoundError, match="alice/none could not be downloaded: the model does not exist on"):
         Stitcher.from_pretrained("alice/none")
     with pytest.raises(FileNotFoundError, match="alice/new@old could not be downloaded: the revision does not exist"):
         Stitcher.from_pretrained("alice/new", revision="old")

@@ -231,9 +231,7 @@ def test_advice_for_two_tokenizers_runs_as_given() -> None:
         place = {"source_layer": LAYERS["bert"], "target_layer": LAYERS[family], "progress": False}
         hf_stitch.stitch(source, target, texts, matcher="ridge", pooling=pooling, **place)
 
-    with pytest.raises(
-        ValueError, match=r"two tokenizers differ.* use pooling='mean', 'cls' or 'last'.*compare also.*align='offsets'"
-    ):
+    with pytest.raises(ValueError, match=r"tokenizers differ.*pooling='mean', 'cls' or 'last'.*compare.*align='off"):
         stitch(a, b, "roberta", "none")
     for pooling in ("mean", "cls", "last"):
         stitch(a, b, "roberta", pooling)

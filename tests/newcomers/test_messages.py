@@ -123,9 +123,7 @@ def test_what_is_passed_by_mistake_is_named(case: str) -> None:
 # -- without a connection ----------------------------------------------------------------------------------------------
 
 
-def test_without_a_connection_what_is_cached_loads_at_once_and_the_rest_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_cached_files_load_at_once_and_the_rest_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
     from huggingface_hub import constants
 
@@ -184,11 +182,9 @@ def test_the_one_cka_of_an_atlas_is_found_by_its_name(sides: list[Activations]) 
 
 def test_options_follow_the_name_of_a_metric_everywhere(sides: list[Activations]) -> None:
     x, y = (next(iter(side.values.values())) for side in sides)
-    expected = metrics.linear_cka(x, y, debiased=True).item()
-    assert analysis.permutation_test("linear_cka:debiased=True", x, y, permutations=9).observed == pytest.approx(
-        expected
-    )
-    assert analysis.bootstrap("linear_cka:debiased=True", x, y, resamples=9).value == pytest.approx(expected)
+    cka = metrics.linear_cka(x, y, debiased=True).item()
+    assert analysis.permutation_test("linear_cka:debiased=True", x, y, permutations=9).observed == pytest.approx(cka)
+    assert analysis.bootstrap("linear_cka:debiased=True", x, y, resamples=9).value == pytest.approx(cka)
     net = hf_stitch.load(nn.Sequential(nn.Linear(5, 3)), example_inputs=x[:2])
     callback = SimilarityCallback("start", x, layers=["0"], metrics=["linear_cka:debiased=True"])
     assert list(callback.measure(net, step=0)) == ["similarity_to_start/linear_cka(debiased=True)/0"]

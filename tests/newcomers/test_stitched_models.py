@@ -82,9 +82,7 @@ def encoders(texts: Any) -> tuple[hf_stitch.Adapter, hf_stitch.Adapter, hf_stitc
     return a, b, hf_stitch.stitch(a, b, words, **layers, progress=False), words
 
 
-def test_the_files_of_a_stitched_encoder_are_those_of_any_encoder_and_tell_the_import_that_they_need(
-    encoders: Any, tmp_path: Path
-) -> None:
+def test_the_files_of_a_stitched_encoder_are_usual_and_name_the_import_they_need(encoders: Any, tmp_path: Path) -> None:
     a, b, made, _ = encoders
     made.save_pretrained(tmp_path)
     config = transformers.AutoConfig.from_pretrained(tmp_path)

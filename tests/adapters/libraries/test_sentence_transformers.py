@@ -242,9 +242,7 @@ def test_the_transformer_may_be_in_a_folder_of_its_own(folder: Path, place: Path
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("name", "found"), [("find_spec", None), ("version", "5.1.0")])
-def test_without_the_library_the_error_says_what_to_do(
-    name: str, found: str | None, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_library_is_required(name: str, found: str | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library_module, name, lambda _: found)
     with pytest.raises(ImportError, match=r"sentence-transformers>=6.* its transformer, with task='feature"):
         hf_stitch.load(folder)

@@ -93,9 +93,7 @@ def classes() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("model_type", sorted(classes())[::8])
-def test_building_any_network_opens_no_connection(
-    model_type: str, contact: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_network_opens_a_connection(model_type: str, contact: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     kind = getattr(transformers, classes()[model_type], None)
     try:
         config = copy.deepcopy(kind.config_class().to_dict())
