@@ -170,7 +170,7 @@ def test_an_old_record_warns_once_that_only_weights_are_compared(saved: Callable
     stitcher = Stitcher.from_pretrained(old)
     assert stitcher.source.config is None and stitcher.source.weights_hash
     changed = vit(0, {"image_mean": [0.1] * 3}, hidden_act="relu")
-    with pytest.warns(UserWarning, match="by version 0.2.0 or earlier: so only the weights .* are checked") as seen:
+    with pytest.warns(UserWarning, match="by version 0.2.0 or earlier, so only the weights .* are checked") as seen:
         attached = stitcher.attach(changed, vit(1))
     assert [warning.filename for warning in seen] == [__file__]
     with warnings.catch_warnings():
