@@ -144,8 +144,7 @@ def _ours(pooling: Pooling, debiased: bool = False) -> Tool:
         options = {"debiased": True} if debiased else {"batch_size": batch}
         metric = registries.metrics.build("linear_cka" if debiased else "minibatch_cka", **options)
         named: dict[str, Any] = {"layers_a": layers, "layers_b": layers, "metrics": [metric], "rows": ROWS_OF[pooling]}
-        atlas = compare(a, b, Samples.of(inputs), batch_size=batch, progress=False, **named)
-        (values,) = atlas.values.values()
+        (values,) = compare(a, b, Samples.of(inputs), batch_size=batch, progress=False, **named).values.values()
         return values
 
     return run
@@ -269,17 +268,11 @@ def _reference(
 
 
 def _errors(
-    tools: Mapping[str, Tool],
-    pooling: Pooling,
-    a: Adapter,
-    b: Adapter,
-    layers: Sequence[str],
-    inputs: Tensor,
-    batch: int,
+    tools: Mapping[str, Tool], pooling: Pooling, a: Adapter, b: Adapter, layers: Sequence[str], data: Tensor, batch: int
 ) -> dict[str, float]:
-    exact = {policy: _reference(a, b, layers, inputs, batch, policy) for policy in (pooling, None)}
+    exact = {policy: _reference(a, b, layers, data, batch, policy) for policy in (pooling, None)}
     return {
-        name: float(np.abs(tool(a, b, layers, inputs, batch) - exact[pooling if name == OURS else None]).max())
+        name: float(np.abs(tool(a, b, layers, data, batch) - exact[pooling if name == OURS else None]).max())
         for name, tool in tools.items()
     }
 
@@ -330,13 +323,7 @@ def main() -> None:
 
 
 def _seconds(
-    ways: Mapping[str, Tool],
-    a: Adapter,
-    b: Adapter,
-    layers: Sequence[str],
-    inputs: Tensor,
-    batch: int,
-    repeats: int,
+    ways: Mapping[str, Tool], a: Adapter, b: Adapter, layers: Sequence[str], inputs: Tensor, batch: int, repeats: int
 ) -> dict[str, list[float]]:
     runs = {name: partial(way, a, b, layers, inputs, batch) for name, way in ways.items()}
     return in_turn(runs, repeats, time.process_time)

@@ -188,11 +188,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if on_device is not bool(originals) and str(requested) != "meta":
             _note("sent" if on_device else "waits", "copy", tensors[0])
     elif originals:
-        indices = (
-            [tensor for tensor in tree_leaves(args[1]) if isinstance(tensor, Tensor)]
-            if name.startswith("index")
-            else []
-        )
+        indices = [t for t in tree_leaves(args[1]) if isinstance(t, Tensor)] if name.startswith("index") else []
         if not name.startswith("index") and any(tensor.dim() and not _on(tensor) for tensor in tensors):
             raise RuntimeError(f"{func}: tensors are on {NAME} and on the CPU")
         if any(not _on(tensor) for tensor in indices):

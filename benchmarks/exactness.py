@@ -123,8 +123,7 @@ def check(adapter: Adapter, layers: tuple[str, ...]) -> None:
         outputs.append(expected)
         for layer, representation in adapter.encode(inputs, layers).items():
             _check_context(adapter, representation.context, inputs, layer)
-            got = bits(adapter.decode(representation, layer))
-            if not agree(got, expected):
+            if not agree(bits(adapter.decode(representation, layer)), expected):
                 raise InexactError(f"{layer!r}: decode(encode(x)) differs from model(x) on inputs {number}")
     if not any(bool(t.isfinite().any()) for t in outputs[-1] if t.is_floating_point()):
         raise ValueError("the model does not return finite numbers")

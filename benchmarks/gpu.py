@@ -112,9 +112,7 @@ def error(case: Case, a: Adapter, b: Adapter, samples: Tensor) -> float:
     """Return the largest error of linear CKA: statistics of the device against float64 on the CPU, same activations."""
     few = samples[: 4 * BATCH]
     measured = hf_stitch.compare(a, b, few, batch_size=BATCH, metrics=["linear_cka", "minibatch_cka"], progress=False)
-    activations = [
-        hf_stitch.analysis.extract_activations(network, few, batch_size=BATCH, progress=False) for network in (a, b)
-    ]
+    activations = [hf_stitch.analysis.extract_activations(net, few, batch_size=BATCH, progress=False) for net in (a, b)]
     wide = [
         hf_stitch.Activations({name: v.double() for name, v in side.values.items()}, side.ids, side.pooling)
         for side in activations

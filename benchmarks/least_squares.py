@@ -59,10 +59,8 @@ def compared() -> Iterator[tuple[str, ...]]:
         for way in ("streamed", "gels", "gelsy"):
             seconds, peak, path = alone("least_squares", way, str(n)).split()
             outcomes[way] = (float(seconds), float(peak), torch.load(path, weights_only=True))
-            ratio, gap = (
-                outcomes[way][0] / outcomes["streamed"][0],
-                (outcomes[way][2] - outcomes["streamed"][2]).abs().max(),
-            )
+            ratio = outcomes[way][0] / outcomes["streamed"][0]
+            gap = (outcomes[way][2] - outcomes["streamed"][2]).abs().max()
             label = way if way == "streamed" else f"torch.linalg.lstsq ({way})"
             yield f"{n:,}", label, f"{outcomes[way][0]:.1f}", f"{ratio:.2f}", f"{outcomes[way][1]:,.0f}", f"{gap:.1e}"
 

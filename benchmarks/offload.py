@@ -107,8 +107,7 @@ def step(name: str, folder: Path) -> dict[str, Any]:
     import hf_stitch
 
     data = texts(TEXTS)
-    last = json.loads((folder / "large" / "config.json").read_text())["num_hidden_layers"]
-    deep = LAYER.format(last - 3)
+    deep = LAYER.format(json.loads((folder / "large" / "config.json").read_text())["num_hidden_layers"] - 3)
 
     def load(which: str) -> Any:
         if which == "small":
@@ -155,11 +154,9 @@ def main() -> None:
         for size in SIZES:
             (folder / size).mkdir()
             write_model(size, folder / size)
-        weights = sum(file.stat().st_size for file in (folder / "large").glob("*.safetensors")) / 1e9
+        total = sum(file.stat().st_size for file in (folder / "large").glob("*.safetensors")) / 1e9
         rows = ([*json.loads(alone("offload", step_name, name)).values()] for step_name in STEPS)
-        show(
-            f"a model of {weights:.1f} GB on the disk", ("step", "found", "seconds", "peak GB above the imports"), rows
-        )
+        show(f"a model of {total:.1f} GB on the disk", ("step", "found", "seconds", "peak GB above the imports"), rows)
 
 
 if __name__ == "__main__":

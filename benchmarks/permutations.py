@@ -39,10 +39,8 @@ CASES = [
 
 def activations(n: int, width: int, seed: int) -> Tensor:
     """Draw the activations of a layer."""
-    generator, shared = (
-        torch.Generator().manual_seed(seed),
-        torch.randn(n, 16, generator=torch.Generator().manual_seed(99)),
-    )
+    generator = torch.Generator().manual_seed(seed)
+    shared = torch.randn(n, 16, generator=torch.Generator().manual_seed(99))
     noise = torch.randn(n, width, generator=generator) * torch.logspace(0, -2, width)
     return (shared @ torch.randn(16, width, generator=generator) / 4 + noise).relu().double()
 

@@ -151,8 +151,7 @@ def large() -> Iterator[tuple[str, ...]]:
             plan = estimate.on(name, memory, speed)
             sizes = sum(plan.memory.values()) / 1e9, plan.memory["statistics"] / 1e9
             hours = plan.seconds / 3600, plan.seconds / 3.6
-            figures = (*sizes, *hours, seconds)
-            yield job, name, str(plan.devices), *(f"{figure:.3g}" for figure in figures)
+            yield job, name, str(plan.devices), *(f"{figure:.3g}" for figure in (*sizes, *hours, seconds))
 
 
 def main() -> None:

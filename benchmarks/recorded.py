@@ -112,9 +112,7 @@ def loaded(model: StitchedModel) -> Any:
         model.stitcher.save_pretrained(f"{folder}/stitcher")
         again = StitchedModel.from_pretrained(f"{folder}/model")
         attached = hf_stitch.Stitcher.from_pretrained(f"{folder}/stitcher").attach(net("vit"), net("vit", 1))
-    return [
-        evaluated(restored, data(seed=1), target=net("vit", 1), source=net("vit")) for restored in (again, attached)
-    ]
+    return [evaluated(model, data(seed=1), target=net("vit", 1), source=net("vit")) for model in (again, attached)]
 
 
 def trained(a: str = "vit", b: str = "vit", **options: Any) -> Any:

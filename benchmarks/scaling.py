@@ -153,10 +153,7 @@ JOBS: dict[str, Job] = {
     "stitch": Job(
         "closed-form stitch (least squares) from streamed rows",
         _fit,
-        {
-            "rows × width²": lambda s: s.n * s.d**2 / 1e9,
-            "width³": lambda s: s.d**3 / 1e9,
-        },
+        {"rows × width²": lambda s: s.n * s.d**2 / 1e9, "width³": lambda s: s.d**3 / 1e9},
         (
             *(Size(n, 256) for n in (1_000, 3_000, 10_000, 30_000, 100_000)),
             *(Size(5_000, d) for d in (64, 128, 256, 512, 1024, 2048, 4096)),
@@ -168,10 +165,7 @@ JOBS: dict[str, Job] = {
         "10 nearest rows of each row among all",
         _search,
         {"rows² × width": lambda s: s.n**2 * s.d / 1e9, "rows²": lambda s: s.n**2 / 1e9},
-        (
-            *(Size(n, 256) for n in (1_000, 3_000, 10_000, 30_000)),
-            *(Size(10_000, d) for d in (64, 512, 1024)),
-        ),
+        (*(Size(n, 256) for n in (1_000, 3_000, 10_000, 30_000)), *(Size(10_000, d) for d in (64, 512, 1024))),
         (Size(1_000_000, 768),),
         lambda s: 4 * 2048 * 1024,
     ),

@@ -169,8 +169,7 @@ def config(kind: str, keep: tuple[str, ...] = ()) -> Any:
         The config.
     """
     exceptions = EXCEPTIONS.get(kind, {})
-    default = transformers.CONFIG_MAPPING[kind](**exceptions)
-    return _shrunk(default, keep, exceptions)
+    return _shrunk(transformers.CONFIG_MAPPING[kind](**exceptions), keep, exceptions)
 
 
 def _shrunk(default: Any, keep: tuple[str, ...], exceptions: dict[str, Any]) -> Any:

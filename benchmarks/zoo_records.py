@@ -103,8 +103,7 @@ def rows_of(kind: Callable[..., Any], path: Path) -> list[Any]:
 def write(records: Collection[Record], path: Path = FILE) -> None:
     """Write records in the order of the page, one per line, so that a changed family changes one line."""
     suites = list(TITLES)
-    rows = sorted(records, key=lambda record: (suites.index(record.suite), record.family))
-    write_rows(rows, path)
+    write_rows(sorted(records, key=lambda record: (suites.index(record.suite), record.family)), path)
 
 
 def write_rows(rows: Iterable[Any], path: Path) -> None:

@@ -34,13 +34,10 @@ def images() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def texts() -> list[dict[str, Any]]:
-    """Texts of 2 to 9 words with labels."""
     from tiny_networks import WORDS
 
-    draw = random.Random(0)
-    return [
-        {"text": " ".join(draw.choices(WORDS, k=draw.randint(2, 9))), "label": draw.randrange(3)} for _ in range(80)
-    ]
+    g = random.Random(0)
+    return [{"text": " ".join(g.choices(WORDS, k=g.randint(2, 9))), "label": g.randrange(3)} for _ in range(80)]
 
 
 @pytest.fixture(scope="session")

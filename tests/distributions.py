@@ -41,7 +41,6 @@ def _required(project: dict[str, Any]) -> set[str]:
 
 
 def _exported(name: str) -> list[str]:
-    """The names that a room exports."""
     room = getattr(hf_stitch, name)
     return list(getattr(room, "__all__", ())) if inspect.ismodule(room) else []
 

@@ -119,8 +119,7 @@ class Int8(Tensor):
         if func is aten._to_copy.default:
             return cls(one.integers.to(given.get("device")), one.scales, given.get("dtype") or one.dtype)
         if func in (aten.detach.default, aten.clone.default, aten.alias.default):
-            made = cls(func(one.integers), func(one.scales), one.dtype)
-            return return_and_correct_aliasing(func, args, given, made)
+            return return_and_correct_aliasing(func, args, given, cls(func(one.integers), func(one.scales), one.dtype))
         raise NotImplementedError(f"Int8 has no {func}")
 
 
@@ -137,7 +136,6 @@ class LinearOfIntegers(nn.Linear):
 
 
 def form_of(family: str, form: str, seed: int = 0) -> Any:
-    """Build a network in one of the forms."""
     network = build(family, seed)
     targets = _targets(family, network)
     match form:
@@ -293,7 +291,6 @@ def load_form(family: str, form: str, seed: int = 0) -> Adapter:
 
 
 def adapter_of(family: str, model: Any) -> Adapter:
-    """Load a form of a network of a family."""
     if family in LANGUAGE:
         ids = {"example_inputs": {"input_ids": torch.arange(4, 16).reshape(2, 6)}} if isinstance(model, Wrapper) else {}
         return hf_stitch.load(model, processor=plain_tokenizer(), **ids)

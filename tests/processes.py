@@ -29,7 +29,6 @@ def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
 
 
 def exit_codes(*processes: BaseProcess) -> list[int | None]:
-    """Wait for processes and return their exit codes."""
     for process in processes:
         process.join(LONGEST)
         process.kill()
@@ -59,8 +58,7 @@ def run_ranks(
     port = free_port()
     places = [dict(zip(names, map(str, (rank, rank, count)), strict=True)) for rank in range(count)]
     started = [start(run_rank, place, port, target, rank, *arguments) for rank, place in enumerate(places)]
-    found = exit_codes(*started)
-    assert found == (codes or [0] * count)
+    assert exit_codes(*started) == (codes or [0] * count)
 
 
 def run_rank(place: dict[str, str], port: int, target: Callable[..., None], *arguments: Any) -> None:

@@ -86,8 +86,7 @@ def publics() -> Iterator[Public]:
             continue
         made_by_verbs = is_dataclass(each) and each not in registered  # records and results
         if inspect.isfunction(each.__init__) and not made_by_verbs:
-            call = _without_state(each.__init__) if inspect.isabstract(each) else each
-            yield Public(name, call, each.__init__)
+            yield Public(name, _without_state(each.__init__) if inspect.isabstract(each) else each, each.__init__)
         for key, member in vars(each).items():
             inner = getattr(member, "__func__", member)
             if key.startswith("_") or not inspect.isfunction(inner):
@@ -101,7 +100,6 @@ def _without_state(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def choices(annotation: Any) -> list[Any]:
-    """All choices in an annotation, at any depth."""
     if get_origin(annotation) is Literal:
         return [each for each in get_args(annotation) if isinstance(each, str)]
     return [choice for part in get_args(annotation) for choice in choices(part)]

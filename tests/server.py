@@ -34,7 +34,6 @@ class Model:
     refs: dict[str, str] = field(default_factory=dict)
 
     def commit(self, branch: str, files: dict[str, bytes]) -> str:
-        """Add a commit to a branch and return its hash."""
         sha = hashlib.sha1(repr((branch, len(self.commits), sorted(files.items()))).encode()).hexdigest()
         self.commits[sha] = files
         self.refs[branch] = sha
@@ -88,11 +87,9 @@ class Hub:
 
     def put(self, id: str, files: dict[str, bytes], branch: str = "main", private: bool = False) -> str:
         """Add a commit to a model, as a push does, and return its hash."""
-        model = self.models.setdefault(id, Model(private))
-        return model.commit(branch, files)
+        return self.models.setdefault(id, Model(private)).commit(branch, files)
 
     def files(self, id: str, revision: str = "main") -> dict[str, bytes]:
-        """Return the files of a model."""
         model = self.models[id]
         return model.commits[model.resolve(revision) or ""]
 
@@ -101,7 +98,6 @@ class Hub:
         self.faults.append(Fault(words, **how))
 
     def heal(self) -> None:
-        """Remove all faults."""
         self.faults.clear()
         self.failed.clear()
 
@@ -289,8 +285,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._json({"_id": "0" * 24, "id": id, "modelId": id, "sha": sha, "private": model.private, "siblings": files})
 
     def _tree(self, model: Model, revision: str) -> None:
-        files = model.commits[self._commit_of(model, revision)]
-        self._json([_entry(name, content) for name, content in files.items()])
+        self._json([_entry(name, content) for name, content in model.commits[self._commit_of(model, revision)].items()])
 
     def _batch(self, id: str) -> None:
         self._model(id)
@@ -353,8 +348,7 @@ def _git_oid(content: bytes) -> str:
 def _entry(name: str, content: bytes) -> dict[str, Any]:
     entry: dict[str, Any] = {"type": "file", "path": name, "size": len(content), "oid": _git_oid(content)}
     if name.endswith(LARGE):
-        oid = hashlib.sha256(content).hexdigest()
-        entry["lfs"] = {"oid": oid, "size": len(content), "pointerSize": 134}
+        entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
     return entry
 
 

@@ -22,9 +22,8 @@ def main() -> None:
     import torch
     from torch.nn import Linear, ReLU, Sequential
 
-    a, b = (
-        hf_stitch.load(Sequential(Linear(4, 8), ReLU(), Linear(8, 2)), example_inputs=torch.randn(2, 4)) for _ in "ab"
-    )
+    networks = (Sequential(Linear(4, 8), ReLU(), Linear(8, 2)) for _ in "ab")
+    a, b = (hf_stitch.load(network, example_inputs=torch.randn(2, 4)) for network in networks)
     data = torch.randn(200, 4)
     assert hf_stitch.compare(a, b, data, progress=False).values
     stitched = hf_stitch.stitch(a, b, data, source_layer="1", target_layer="1", task=None, progress=False)
@@ -38,8 +37,7 @@ def main() -> None:
     assert "lstsq" in listed.stdout
     doctor = subprocess.run([Path(sys.executable).with_name("hf-stitch"), "doctor"], capture_output=True, text=True)
     assert doctor.returncode == 0 and "unknown" not in doctor.stdout, doctor.stdout
-    names = ("hf-stitch", *BESIDE)
-    print("works:", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names))
+    print("works:", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("hf-stitch", *BESIDE)))
 
 
 if __name__ == "__main__":

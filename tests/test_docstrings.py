@@ -58,16 +58,8 @@ def public() -> set[str]:
     """Names of what ``__all__``, a registry or a page of the reference shows, and of the classes they derive from."""
     found = {*exported(errors=True).values()}
     for kind in (
-        "adapters",
-        "anchors",
-        "data",
-        "detectors",
-        "matchers",
-        "metrics",
-        "rewrites",
-        "similarities",
-        "stitches",
-        "tasks",
+        *("adapters", "anchors", "data", "detectors", "matchers", "metrics"),
+        *("rewrites", "similarities", "stitches", "tasks"),
     ):
         registry = getattr(registries, kind)
         found |= {registry.get(name) for name in registry.names()}
@@ -101,11 +93,8 @@ def inherits(module: str, name: str) -> bool:
     owner = getattr(importlib.import_module(module), kind, None)
     if not inspect.isclass(owner):
         return False
-    found = [
-        getattr(each, method)
-        for each in owner.__mro__
-        if method in vars(each) and each.__module__.startswith("hf_stitch")
-    ]
+    ours = [base for base in owner.__mro__ if method in vars(base) and base.__module__.startswith("hf_stitch")]
+    found = [getattr(base, method) for base in ours]
     own, *others = (inspect.signature(each).parameters.keys() if callable(each) else set() for each in found)
     return bool(others) and own <= others[0]
 
@@ -119,10 +108,7 @@ def test_internal_names_have_one_sentence_and_overrides_inherit() -> None:
         for name in documented(ast.parse(path.read_text(encoding="utf-8")), module):
             inside = name.removeprefix(f"{module}.")
             outer, *rest = inside.split(".")
-            if (
-                f"{module}.{outer}" not in known
-                or any(part.startswith("_") for part in rest)
-                or inherits(module, inside)
-            ):
+            internal = f"{module}.{outer}" not in known or any(part.startswith("_") for part in rest)
+            if internal or inherits(module, inside):
                 wrong.append(name)
     assert not wrong, f"{len(wrong)} internal docstrings have sections: {', '.join(wrong)}"

@@ -14,8 +14,7 @@ from public import PLUGINS  # isort: skip
 
 
 def test_every_mutation_changes_one_text_and_names_tests() -> None:
-    tests = {test for each in mutations() for test in each["tests"]}
-    for file, _, name in (test.partition("::") for test in tests):
+    for file, _, name in (test.partition("::") for test in {test for each in mutations() for test in each["tests"]}):
         assert f"def {name}(" in (ROOT / file).read_text("utf-8") or not name, f"{file} has no {name}"
 
 

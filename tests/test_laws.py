@@ -139,8 +139,7 @@ def test_holds(law: Part) -> None:
 )  # fmt: skip
 def test_each_law_of_a_docstring_is_a_part_of_a_check(base: type, check: conformance[...], entry: Any) -> None:
     laws = (base.__doc__ or "").partition("\n    ``hf_stitch_testing.")[2]
-    heads = re.findall(r"^    - (``.+?``): ", laws, re.MULTILINE)
-    names = re.findall(r"``(\w+)``", " ".join(heads))
+    names = re.findall(r"``(\w+)``", " ".join(re.findall(r"^    - (``.+?``): ", laws, re.MULTILINE)))
     given = (entry, None, None) if check is check_task else (entry,)
     assert len(names) > 4 and laws.startswith(check.__name__)
     assert {*names} <= {part.name for part in check.parts(*given)}

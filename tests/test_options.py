@@ -67,7 +67,6 @@ def verbs() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     grid = {"a": a, "b": b, "data": data, "layers_a": ["1"], "layers_b": ["1"], **task}
     relative = {"encoder": a, "anchors": data.take(20), "layer": "1", "num_labels": 3, **task}
     swapped = {"model": a, "encoder": b, "anchors": data, "encoder_layer": "1", "target_layer": "1", "data": others}
-    three = {"networks": [a, b, _adapter(2)], "data": data, "layers": ["1"], "probe_epochs": 1, **quiet}
     return {
         "compare": (hf_stitch.compare, {"a": a, "b": b, "data": data, **quiet}),
         "compare_all": (hf_stitch.compare_all, {"networks": [a, b], "data": data, **quiet}),
@@ -77,7 +76,7 @@ def verbs() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "audit": (hf_stitch.audit, {"stitched": model, "data": others, **quiet}),
         "relative_model": (hf_stitch.relative_model, relative),
         "swap": (hf_stitch.swap, {**swapped, **task}),
-        "bench": (bench, three),
+        "bench": (bench, {"networks": [a, b, _adapter(2)], "data": data, "layers": ["1"], "probe_epochs": 1, **quiet}),
     }
 
 

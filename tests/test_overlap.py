@@ -89,5 +89,4 @@ def test_held_out_samples_are_named_as_such_also_after_loading(halves: Any, tmp_
 def test_an_identity_is_fitted_to_nothing(halves: Any) -> None:
     train, _, layers = halves
     layers = layers | {"matcher": "identity", "target_layer": LAYERS["cnn"]}
-    stitched = stitch(network("cnn"), network("cnn", 1), train, test_data=train, **layers)
-    assert stitched.evaluation.fitted_share is None
+    assert stitch(network("cnn"), network("cnn", 1), train, test_data=train, **layers).evaluation.fitted_share is None

@@ -64,7 +64,6 @@ MOVED = ("correlation_matching", "distance_correlation", "frechet", "soft_matchi
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No plugin is installed."""
     for kind in registries:
         monkeypatch.setitem(vars(registries[kind]), "_plugins", {})
 
@@ -81,16 +80,12 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ("results", "Bench", "hf-stitch-studies"),
     ],
 )
-def test_a_name_of_a_plugin_that_is_not_installed_tells_which(
-    kind: str, name: str, distribution: str, alone: None
-) -> None:
+def test_a_name_of_a_missing_plugin_tells_which(kind: str, name: str, distribution: str, alone: None) -> None:
     with pytest.raises(UnknownNameError, match=f"among {kind}; it comes with {distribution}: pip install"):
         registries[kind].build(name)
 
 
-def test_a_stitcher_of_a_matcher_that_is_not_installed_loads_and_has_a_card(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_a_stitcher_of_a_missing_matcher_loads_and_has_a_card(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     a, b = two_networks()
     x, place = torch.randn(60, 4), {"source_layer": "1", "target_layer": "1", "progress": False}
     fitted = hf_stitch.stitch(a, b, x, matcher="residual_mlp:epochs=1,width=4", task="image-classification", **place)
@@ -131,13 +126,9 @@ def test_what_names_a_thing_that_is_gone_tells_what_to_do_instead(tmp_path: Path
     with pytest.raises(ValueError, match=r"a result of class SelfTest, .*hf_stitch\.selftest\.self_test\(\) returns"):
         StitchGrid.load(saved)
     needed = {"registry": "networks", "name": "Own", "distribution": "own", "version": "1"}
-    with pytest.raises(
-        PluginError, match=r"config\.json requires 'Own' among networks, but .*hf_stitch\.adapters\.Lib"
-    ):
+    with pytest.raises(PluginError, match=r"config\.json requires 'Own' among networks, .*hf_stitch\.adapters\.Lib"):
         check_requirements([needed], "config.json")
-    with pytest.raises(
-        TypeError, match=r"'lstsq' among matchers got an unexpected option 'cache'; keep activations with"
-    ):
+    with pytest.raises(TypeError, match=r"'lstsq' among matchers got an unexpected option 'cache'; keep"):
         registries.matchers.build("lstsq", cache=True)
 
 
@@ -224,7 +215,5 @@ def test_results_and_artefacts_record_it(file: Path) -> None:
     assert needed[0]["file"] == "own.py" and needed[0]["version"] == f"sha256:{plugin.sha256}"
     check_requirements(needed, "stitcher.json")
     plugin.unload()
-    with pytest.raises(
-        PluginError, match=r"stitcher\.json requires 'file_lstsq' among matchers.*from the file own\.py"
-    ):
+    with pytest.raises(PluginError, match=r"stitcher\.json requires 'file_lstsq' among matchers.*the file own\.py"):
         check_requirements(needed, "stitcher.json")

@@ -61,9 +61,7 @@ def texts(value: Any, top: bool = True) -> Iterator[str]:
 def replaced(value: Any, old: str, new: str, top: bool = True) -> Any:
     """Replace a text wherever it is in JSON values."""
     if isinstance(value, dict):
-        return {
-            (new if key == old and not top else key): replaced(item, old, new, False) for key, item in value.items()
-        }
+        return {(new if k == old and not top else k): replaced(item, old, new, False) for k, item in value.items()}
     if isinstance(value, list):
         return [replaced(item, old, new, False) for item in value]
     return new if value == old else value
@@ -147,8 +145,7 @@ def test_visible_text_is_the_same_in_json() -> None:
 
 
 def test_half_a_character_is_shown_and_refused_in_a_record() -> None:
-    values = {"\ud800": np.eye(2)}
-    atlas = SimilarityAtlas(values, ("a0", "a1"), ("b0", "b1"), 9, "mean", {"\ud800": "moments"})
+    atlas = SimilarityAtlas({"\ud800": np.eye(2)}, ("a0", "a1"), ("b0", "b1"), 9, "mean", {"\ud800": "moments"})
     assert r"\ud800" in str(atlas) and str(atlas).encode()
     with pytest.raises(ValueError, match="surrogates not allowed"):
         SimilarityAtlas.from_dict(atlas.to_dict())

@@ -45,9 +45,7 @@ def test_get_imports_built_in_entry(shapes):
 
 
 def test_unknown_name_raises_value_and_key_error_with_suggestion(shapes):
-    with pytest.raises(
-        UnknownNameError, match=r"no 'orderd' among shapes; did you mean 'ordered'\? Available: gone, ordered"
-    ):
+    with pytest.raises(UnknownNameError, match=r"'orderd' among shapes; did you mean 'ordered'\? .*: gone, ordered"):
         shapes.get("orderd")
     with pytest.raises(KeyError):
         shapes.entry("orderd")
@@ -110,7 +108,7 @@ def test_broken_plugin_does_not_affect_other_entries(shapes, install, value, cau
     assert shapes.names() == ("bad", "gone", "good", "ordered")
     assert shapes.get("good") is list
     with pytest.raises(
-        PluginError, match=rf"'bad' among shapes comes from the plugin bad-plugin 0.3.*{cause.__name__}"
+        PluginError, match=rf"'bad' among shapes comes from .*bad-plugin 0.3.*{cause.__name__}"
     ) as error:
         shapes.get("bad")
     assert isinstance(error.value.__cause__, cause)

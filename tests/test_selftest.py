@@ -78,9 +78,8 @@ def other_map(patch: pytest.MonkeyPatch) -> None:
 
 def no_cache(patch: pytest.MonkeyPatch) -> None:
     generate = StitchedModelForCausalLM.generate
-    patch.setattr(
-        StitchedModelForCausalLM, "generate", lambda self, **options: generate(self, **{**options, "use_cache": False})
-    )
+    uncached = lambda self, **options: generate(self, **{**options, "use_cache": False})  # noqa: E731
+    patch.setattr(StitchedModelForCausalLM, "generate", uncached)
 
 
 def no_mask(patch: pytest.MonkeyPatch) -> None:

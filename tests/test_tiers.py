@@ -55,7 +55,6 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
 
 
 def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    """Run pytest in a process of its own."""
     return project.runpytest_subprocess("-p", "no:cacheprovider", *arguments)
 
 

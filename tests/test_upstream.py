@@ -101,8 +101,7 @@ def window_of_a_layer() -> bool:
 
 def layer_with_a_state() -> bool:
     layer = hf.DynamicCache(config=hf.MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1)).layers[0]
-    attention = filled_cache().layers[0]
-    kept = hasattr(layer, "has_previous_state"), hasattr(attention, "get_seq_length")
+    kept = hasattr(layer, "has_previous_state"), hasattr(filled_cache().layers[0], "get_seq_length")
     return kept == (True, True) and not hasattr(layer, "get_seq_length")
 
 
@@ -195,7 +194,6 @@ def implementations() -> set[str]:
 
 
 def backbone_keys() -> set[str]:
-    """Keys of configs that may name a backbone on the Hub."""
     from transformers import backbone_utils
 
     text = source(backbone_utils.consolidate_backbone_kwargs_to_config)
@@ -265,7 +263,6 @@ CONFIGS = [
 
 # -- transformers: networks -------------------------------------------------------------------------------------------
 def named(task: str) -> list[str]:
-    """Names of the classes for a task."""
     values = getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").values()
     return [name for value in values for name in ((value,) if isinstance(value, str) else value)]
 

@@ -56,9 +56,7 @@ def pages() -> Iterator[Text]:
 @cache
 def modules() -> list[tuple[Path, ast.Module]]:
     sources = [*(ROOT / "hf_stitch").rglob("*.py"), *(ROOT / "plugins").glob("*/*/**/*.py")]
-    return [
-        (path, ast.parse(path.read_text(encoding="utf-8"))) for path in sorted(sources) if "tests" not in path.parts
-    ]
+    return [(path, ast.parse(path.read_text("utf-8"))) for path in sorted(sources) if "tests" not in path.parts]
 
 
 def docstrings() -> Iterator[Text]:

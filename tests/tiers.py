@@ -24,7 +24,6 @@ LIMIT = 0.3  # seconds; a listed test leaves the list below half of it, so that 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options."""
     group = parser.getgroup("tiers")
     group.addoption("--tier", choices=["first", "rest", "all"], default="first", help="which tests to run")
     group.addoption("--write-tiers", action="store_true", help="write tests/slow.txt from the times of this run")
@@ -79,7 +78,6 @@ class Tiers:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Deselect the tests of the other tier."""
         files, known = {item.nodeid.partition("::")[0] for item in items}, {n for i in items for n in names(i.nodeid)}
         asked = [arg for arg in self.config.args if "::" in arg]
         self.lost = [test for test in self.sentinels - known if test.partition("::")[0] in files and not asked]
@@ -139,10 +137,7 @@ class Tiers:
         counts: dict[str, int] = defaultdict(int)
         for test in self.seconds:
             counts[test.partition("::")[0]] += 1
-        return {
-            test: own + self.shared[file := test.partition("::")[0]] / counts[file]
-            for test, own in self.seconds.items()
-        }
+        return {test: own + self.shared[f := test.partition("::")[0]] / counts[f] for test, own in self.seconds.items()}
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Name the slow tests that the list lacks, or write the list."""

@@ -45,7 +45,6 @@ def tokenizer(words: int, seed: int, *specials: str, **names: str) -> Any:
 
 
 def plain_tokenizer() -> Any:
-    """The tokenizer of BERT, GPT-2, Llama and T5."""
     names = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
     return tokenizer(60, 0, *names.values(), **names)
 
@@ -57,7 +56,6 @@ def other_tokenizer() -> Any:
 
 
 def build(family: str, seed: int) -> nn.Module:
-    """Build a network in eval mode."""
     ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -83,9 +81,8 @@ def build(family: str, seed: int) -> nn.Module:
                 config = transformers.RobertaConfig(**TEXT, num_labels=3, max_position_embeddings=40)
                 model = transformers.RobertaForSequenceClassification(config)
             case "gpt2":
-                model = transformers.GPT2LMHeadModel(
-                    transformers.GPT2Config(n_embd=24, n_layer=3, n_head=4, vocab_size=80, **ends)
-                )
+                config = transformers.GPT2Config(n_embd=24, n_layer=3, n_head=4, vocab_size=80, **ends)
+                model = transformers.GPT2LMHeadModel(config)
             case "llama":
                 config = transformers.LlamaConfig(**TEXT, num_key_value_heads=2, **ends)
                 model = transformers.LlamaForCausalLM(config)

@@ -73,9 +73,10 @@ def swap(
         encoder = load_network(passed["encoder"], shared.device, shared.dtype)
         samples = shared.read(shared.split, None, job.seed)
         pool = samples if anchor_split in (None, shared.split) else shared.read(anchor_split, None, job.seed)
+        drawn: Samples | None
         if is_whole:
-            drawn: Samples | None = select_anchors(pool, anchors or 300, selection or "random", seed=job.seed)
-            anchor_set = AnchorSet.of(drawn)
+            selected = select_anchors(pool, anchors or 300, selection or "random", seed=job.seed)
+            anchor_set, drawn = AnchorSet.of(selected), selected
         else:
             anchor_set, drawn = _stored_anchors(model, pool, encoder, passed["encoder_layer"], passed.get("pooling"))
         scored = draw(_without_anchors(samples, anchor_set, job.output), shared.max_samples, job.seed, str(shared.data))

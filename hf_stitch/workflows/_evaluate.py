@@ -19,7 +19,7 @@ from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.heads import task_named
 from hf_stitch.workflows._checks import Runs, fitted_share, samples_to_score
 
-TAKEN = ("stitched", "source", "target", "chance")
+TAKEN = ("stitched", "identity", "mean_only", "source", "target", "chance")
 """Names that are reserved and not allowed for further baselines."""
 
 

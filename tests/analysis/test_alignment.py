@@ -60,11 +60,8 @@ def test_segments_are_the_finest_that_both_sides_refine(case: tuple[str, list[Sp
     text, a, b = case
     found = align(text, a, b)
     assert [len(side) for side in found] == [len(a), len(b)]
-    tokens = [
-        (characters(text, span), n)
-        for side, of in zip((a, b), found, strict=True)
-        for span, n in zip(side, of, strict=True)
-    ]
+    spans = [pair for side, numbers in zip((a, b), found, strict=True) for pair in zip(side, numbers, strict=True)]
+    tokens = [(characters(text, span), n) for span, n in spans]
     groups: list[set[int]] = []  # characters that are connected by tokens
     for tied, _ in tokens:
         touching = [group for group in groups if group & tied]
@@ -144,10 +141,9 @@ def rows_of(a: Adapter, b: Adapter) -> list[dict[str, torch.Tensor]]:
     """Return the activations of each layer averaged over the tokens of each segment, text by text."""
     found: list[dict[str, list[torch.Tensor]]] = [{layer: [] for layer in side.layers} for side in (a, b)]
     for text in TEXTS:
-        limits = [side.interface.max_tokens for side in (a, b)]
         spans = [
             side.processor(text, return_offsets_mapping=True, truncation=True, max_length=limit)["offset_mapping"]
-            for side, limit in zip((a, b), limits, strict=True)
+            for side, limit in zip((a, b), [side.interface.max_tokens for side in (a, b)], strict=True)
         ]
         for side, segments, rows in zip((a, b), align(text, *spans), found, strict=True):
             with torch.no_grad():
@@ -199,8 +195,7 @@ def test_half_precision_is_averaged() -> None:
 def test_offsets_are_not_inputs_of_the_model() -> None:
     a = network(wordpiece(), 0)
     plain, extended = a.preprocess(TEXTS), a.preprocess(TEXTS, offsets=True)
-    offsets = extended.pop("offset_mapping")
-    assert offsets.shape == (*plain["input_ids"].shape, 2)
+    assert extended.pop("offset_mapping").shape == (*plain["input_ids"].shape, 2)
     assert plain.keys() == extended.keys() and all(torch.equal(plain[name], extended[name]) for name in plain)
     with pytest.raises(ValueError, match=r"character offsets require texts and a fast tokenizer"):
         a.preprocess([torch.zeros(4, dtype=torch.long)], offsets=True)

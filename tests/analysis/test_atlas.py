@@ -98,9 +98,7 @@ METRICS = [
 
 
 @pytest.mark.parametrize(("pooling", "batch_size"), [("mean", 16), ("flatten", 7)])
-def test_values_match_the_metric_functions(
-    cnn: Adapter, vit: Adapter, images: Tensor, pooling: Any, batch_size: int
-) -> None:
+def test_values_match_the_metrics(cnn: Adapter, vit: Adapter, images: Tensor, pooling: Any, batch_size: int) -> None:
     metrics = [m for m in METRICS if pooling == "mean" or m != "linear_regression"]
     atlas = compare(cnn, vit, images, metrics=metrics, rows=ROWS_OF[pooling], batch_size=batch_size, progress=False)
     x, y = captured(cnn, images, pooling), captured(vit, images, pooling)
@@ -131,9 +129,7 @@ def test_texts_are_compared_by_token_and_by_mean(texts: list[str]) -> None:
     for rows, pooling in (("positions", "none"), ("resized", "none"), ("tokens", "none"), ("mean", "mean")):
         atlas = compare(a, b, texts, rows=rows, batch_size=8, progress=False)  # type: ignore[call-overload]
         x, y = captured(a, texts, pooling), captured(b, texts, pooling)
-        np.testing.assert_allclose(
-            atlas["linear_cka"], expected(registries.metrics.build("linear_cka"), x, y), rtol=1e-9
-        )
+        np.testing.assert_allclose(atlas["linear_cka"], expected(registries.metrics.build("linear_cka"), x, y), 1e-9)
     assert compare(a, other, texts, progress=False)["linear_cka"].shape == (2, 2)
     with pytest.raises(ValueError, match="tokenizers differ"):
         compare(a, other, texts, rows="resized", progress=False)
@@ -218,9 +214,8 @@ def test_layers_need_not_be_cuts(points: Tensor) -> None:
     atlas = compare(a, a, points, layers_a=["0", "1", "2"], layers_b=["0", "2"], progress=False)
     with torch.no_grad():
         before = a.model[0](points)  # overwritten by the in-place activation
-    want = expected(
-        registries.metrics.build("linear_cka"), {"0": before, "2": before.relu()}, {"0": before, "2": before.relu()}
-    )
+    layers = {"0": before, "2": before.relu()}
+    want = expected(registries.metrics.build("linear_cka"), layers, layers)
     np.testing.assert_allclose(atlas["linear_cka"][[0, 2]], want, rtol=1e-12)
     np.testing.assert_array_equal(atlas["linear_cka"][0], atlas["linear_cka"][1])
 
@@ -312,8 +307,7 @@ def test_bad_input_is_rejected_early(cnn: Adapter, vit: Adapter, images: Tensor,
     refused(r"They have different samples \(60 and 61\)", a, saved, points[:60])
     refused("in a different order", saved, Activations({"l": torch.randn(N, 3)}, range(N)[::-1]))
     vectors = Activations({"l": torch.randn(N, 3)}, range(N))
-    resized = r"'layer1.0' of a and 'l' of b: rows='resized'"
-    refused(resized, cnn, vectors, images, rows="resized")
+    refused(r"'layer1.0' of a and 'l' of b: rows='resized'", cnn, vectors, images, rows="resized")
     refused("compares outputs, not layers", a, a, points, metrics=["disagreement"])
     refused("name each method once", a, a, points, metrics=["rsa", "rsa"])
     refused("at least one metric", a, a, points, metrics=[])
@@ -359,9 +353,7 @@ def test_an_undefined_pair_has_a_reason_and_takes_no_part() -> None:
     for metric in atlas.values:
         nan, gone = np.isnan(atlas[metric]), np.array([False, True, metric == "cca"])
         assert (nan == gone[:, None] | gone).all(), metric
-        assert all(
-            atlas.why(metric, a, b) for i, a in enumerate(atlas.layers_a) for b in np.array(atlas.layers_b)[nan[i]]
-        )
+        assert all(atlas.why(metric, atlas.layers_a[i], atlas.layers_b[j]) for i, j in np.argwhere(nan))
         assert atlas.why(metric, "live", "live") is None
         assert atlas.best_matches(metric, axis="b")["live"] == "live"
         assert "dead" not in atlas.best_pair(metric)
@@ -381,11 +373,9 @@ def test_an_undefined_pair_has_a_reason_and_takes_no_part() -> None:
 
 def test_features_keep_their_order_where_it_matters(cnn: Adapter, images: Tensor) -> None:
     kept = extract_activations(cnn, images, pooling="flatten", progress=False)
-    layer = [cnn.layers[0]]
+    layers = {"layers_a": [cnn.layers[0]], "layers_b": [cnn.layers[0]]}
     for metric in ("paired_cosine", MINIBATCH):
-        atlas = compare(
-            cnn, kept, images, layers_a=layer, layers_b=layer, metrics=[metric], rows="flat", progress=False
-        )
+        atlas = compare(cnn, kept, images, **layers, metrics=[metric], rows="flat", progress=False)
         np.testing.assert_allclose(next(iter(atlas.values.values())), 1, rtol=1e-9)
 
 
@@ -432,9 +422,7 @@ def test_activations_that_unpack_to_much_more_than_their_file_are_refused(tmp_pa
         Activations.load(tmp_path / "a.npz")
 
 
-def test_images_that_a_folder_names_in_place_of_ids_are_not_fetched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_that_a_folder_names_as_ids_are_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fetched(*_: Any, **__: Any) -> None:
         raise AssertionError("an image was fetched")
 
@@ -449,11 +437,9 @@ def test_images_that_a_folder_names_in_place_of_ids_are_not_fetched(
 def test_the_mask_is_kept_when_a_vector_comes_first(net: Any, texts: Any) -> None:
     bert = net("bert")
     words = texts[:10]
-    recorded = extract_activations(
-        bert, words, layers=["bert.pooler", "bert.encoder.layer.0"], pooling="none", progress=False
-    )
-    real = bert.preprocess(words)["attention_mask"].bool()
-    assert recorded.mask is not None and torch.equal(recorded.mask, real)
+    layers = ["bert.pooler", "bert.encoder.layer.0"]
+    recorded = extract_activations(bert, words, layers=layers, pooling="none", progress=False)
+    assert recorded.mask is not None and torch.equal(recorded.mask, bert.preprocess(words)["attention_mask"].bool())
 
 
 def atlas_of(values: Any, a: Any, b: Any, metric: str = "linear_cka", **more: Any) -> SimilarityAtlas:
@@ -500,8 +486,7 @@ def test_the_headline_of_layers_without_namesakes_is_the_most_similar_pair() -> 
 def test_several_metrics_show_the_value_of_the_namesake_where_another_layer_matches() -> None:
     values = {"linear_cka": np.array([[0.2, 0.4], [0.9, 0.1]]), "procrustes": np.array([[0.1, 0.5], [0.6, 0.2]])}
     routes = dict.fromkeys(values, "moments")
-    atlas = SimilarityAtlas(values, ("x", "y"), ("x", "y"), 9, "mean", routes, ("procrustes",))
-    shown = " ".join(str(atlas).split())
+    shown = " ".join(str(SimilarityAtlas(values, ("x", "y"), ("x", "y"), 9, "mean", routes, ("procrustes",))).split())
     assert "│ x │ y 0.400 (x 0.200) │ x 0.100 │" in shown
     assert "0 of 2 layers of a match their namesake in b by linear_cka" in shown
     assert "2 of 2 layers of a match their namesake in b by procrustes" in shown
@@ -514,8 +499,7 @@ def _wide(seed: int, width: int) -> hf_stitch.Adapter:
 
 def test_a_value_that_independent_rows_reach_too_is_undefined_with_the_reason() -> None:
     a, b = _wide(0, 200), _wide(1, 200)
-    reason = r"independent rows score 0\.9\d on 10 samples .*pass more samples.*debiased"
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(ValueError, match=r"independent rows score 0\.9\d on 10 samples .*pass more samples.*debiased"):
         compare(a, b, torch.randn(10, 4), rows="flat", progress=False)
     enough = compare(a, b, torch.randn(60, 4), rows="flat", progress=False)
     debiased = compare(a, b, torch.randn(10, 4), metrics=["linear_cka:debiased=True"], rows="flat", progress=False)

@@ -39,11 +39,8 @@ def sides() -> tuple[Any, ...]:
 
 
 def alone() -> tuple[Any, ...]:
-    """Saved activations on both sides."""
-    generator = torch.Generator().manual_seed(1)
-    held = [
-        {f"l{i}": torch.randn(N, d + i, generator=generator, dtype=torch.float64) for i in range(2)} for d in (3, 5)
-    ]
+    g = torch.Generator().manual_seed(1)
+    held = [{f"l{i}": torch.randn(N, d + i, generator=g, dtype=torch.float64) for i in range(2)} for d in (3, 5)]
     return tuple(Activations(values, range(N)) for values in held)
 
 

@@ -39,7 +39,6 @@ def audit(stitched: Any, place: Any, **options: Any) -> Audit:
 
 @pytest.fixture(scope="module")
 def direct(place: Any) -> Audit:
-    """Audit of the least-squares stitching layer."""
     return audit(place.stitched, place, train_data=place.train, far_data=FAR)
 
 
@@ -151,9 +150,8 @@ def test_without_training_samples_one_half_is_scored(place: Any) -> None:
 
 
 def test_detectors_are_taken_by_name_also_those_that_learn_from_stitched_activations(place: Any) -> None:
-    found = audit(
-        place.stitched, place, detectors=["likelihood_ratio", "knn:k=5"], train_data=place.train, far_data=FAR
-    )
+    detectors = ["likelihood_ratio", "knn:k=5"]
+    found = audit(place.stitched, place, detectors=detectors, train_data=place.train, far_data=FAR)
     assert list(found.doses) == ["likelihood_ratio", "knn(k=5)"]
     assert found.in_distribution is False  # it learns to tell shrunk activations, which are not higher ones to it
 
@@ -233,9 +231,8 @@ def test_samples_of_another_size_are_named(images: Any, net: Any) -> None:
         ("vit", "vit.layers.1", r"ViTForImageClassification cannot run on {} \(.*pass samples of the form"),
     ):
         target = net(family)
-        model = hf_stitch.stitch(
-            target, target, samples, source_layer=layer, target_layer=layer, matcher="identity", progress=False
-        )
+        layers = {"source_layer": layer, "target_layer": layer}
+        model = hf_stitch.stitch(target, target, samples, **layers, matcher="identity", progress=False)
         grid = {**grids, "layers_a": [layer], "layers_b": [layer]}
         with pytest.raises(ValueError, match=message.format("far_data")):
             hf_stitch.audit(model, samples, far_data=small, detectors=["knn:k=2"], progress=False)
@@ -255,7 +252,7 @@ REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda p: audit(p.stitched, p, detectors="knn"), "detectors must be a list"),
     (lambda p: audit(p.stitched, p, train_data=p.train, far_data=p.train), r"from the data, but shares 100\.0%"),
     (lambda p: audit(p.stitched, p, train_data=p.train, far_data=p.test), r"from the data, but shares 100\.0%"),
-    (lambda p: audit(p.stitched, p, paired_data=p.train), "the two sides differ first"),
+    (lambda p: audit(p.stitched, p, paired_data=p.train), "the sides first differ"),
     (lambda p: hf_stitch.audit(p.stitched, p.test.take(6)), "knn at layer '0' .* at least 10 samples, got 3"),
     (lambda p: hf_stitch.audit(p.stitched, p.test.take(1)), "one half of the samples, got 1"),
     (lambda p: audit([], p), "stitched must contain at least one model"),
@@ -279,8 +276,7 @@ def test_no_verdict_promises_more_than_the_detectors_can_tell(accuracy: float, f
     scores = {who: {"relative_accuracy": Score(value, value - 0.02, value + 0.02)} for who, value in rows.items()}
 
     def verdict(one_sided: float) -> str:
-        dose = np.array([[[0.02, 0.0, 0.04]]])
-        figures = {"stitched": {"dose": dose, "one_sided": np.full((1, 1, 3), one_sided)}}
+        figures = {"stitched": {"dose": np.array([[[0.02, 0.0, 0.04]]]), "one_sided": np.full((1, 1, 3), one_sided)}}
         found = {"body": {"knn": Detection("knn", ("bn1",), True, figures, {}, {"far": np.full((1, 3), 0.9)})}}
         return Audit(
             Evaluation("image-classification", 1000, "sha256:0", scores), 0.8, 0.1, "none", {"body": 0.2}, found, "x", 0

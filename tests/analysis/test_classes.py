@@ -80,9 +80,7 @@ def told(samples: Samples, of: Any) -> list[str]:
         (["cat", "bird", "dog", "ant"], ["dog", "cat"], [1, 2, 0, 3]),
     ],
 )
-def test_names_are_matched_if_one_side_has_all_of_the_other(
-    names: list[str], theirs: list[str], numbers: list[int]
-) -> None:
+def test_names_are_matched_if_one_side_has_all(names: list[str], theirs: list[str], numbers: list[int]) -> None:
     samples = Samples.of(data(names, names))
     (message,) = told(samples, config(*theirs))
     assert "matched by name" in message

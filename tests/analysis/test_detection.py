@@ -79,9 +79,7 @@ def test_scores_that_are_not_finite_are_no_evidence(broken: float) -> None:
         auroc(good, good[:0], paired=False)
 
 
-def detected(
-    own: np.ndarray, known: np.ndarray, far: np.ndarray, doses: Any, least: float, **stitched: Any
-) -> Detection:
+def detected(own: Any, known: Any, far: Any, doses: Any, least: float, **stitched: Any) -> Detection:
     """What a detector tells of models, from its scores."""
     activations = Representation(torch.randn(40, 3), "bd")
     layer = watching.Layer(Noise.of([activations], range(40), 0), {}, {"knn": known}, {"knn": far})
@@ -137,8 +135,7 @@ def test_precision_and_false_positives_are_those_of_scikit_learn_with_ties(n: in
     drawn = []
     for _ in range(300):
         up, down = g.integers(0, n, n), g.integers(0, m, m)
-        picked = np.r_[strange[up], own[up if n == m else down]]
-        drawn.append(average_precision_score(truth, picked))
+        drawn.append(average_precision_score(truth, np.r_[strange[up], own[up if n == m else down]]))
     np.testing.assert_allclose(found["aupr"][1:], np.quantile(drawn, [0.025, 0.975]), atol=0.03)
 
 
@@ -150,8 +147,7 @@ def test_scores_that_are_unusually_small_are_strange_for_two_sided_detectors_onl
     assert found["auroc"][0] == found["two_sided"][0] < 0.1  # all in the middle: no tail is
     shrunk = discrimination(own - 3, own, two_sided=True, paired=True)
     assert shrunk["one_sided"][0] < 0.05 and shrunk["auroc"][0] > 0.9
-    order = np.argsort(np.abs(sided(own, own) - 0.5))
-    assert set(order[:10]) <= set(np.argsort(np.abs(own - np.median(own)))[-100:])
+    assert set(np.argsort(np.abs(sided(own, own) - 0.5))[:10]) <= set(np.argsort(np.abs(own - np.median(own)))[-100:])
 
 
 @pytest.mark.parametrize("two_sided", [False, True])
@@ -213,8 +209,7 @@ def test_halves_and_positions_depend_on_ids_alone() -> None:
     values = torch.arange(3 * 40.0).view(3, 1, 5, 8)
     rows = random_rows(Representation(values, "bchw"), ids[:3], 0, "positions")
     assert rows.shape == (3, 8, 1) and all(len(set(sample.flatten().tolist())) == 8 for sample in rows)
-    alone = random_rows(Representation(values[1:2], "bchw"), ids[1:2], 0, "positions")
-    assert torch.equal(alone[0], rows[1])
+    assert torch.equal(random_rows(Representation(values[1:2], "bchw"), ids[1:2], 0, "positions")[0], rows[1])
     means = random_rows(Representation(values, "bchw"), ids[:3], 0, "samples")
     assert torch.equal(means[:, 0, 0], values.mean((1, 2, 3)))
     mask = torch.tensor([[0, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
@@ -396,9 +391,7 @@ def test_a_detector_must_work_before_it_judges(
 
 
 @pytest.mark.parametrize(("min_auroc", "blind"), [(0.8, {"bn1": "is undefined: too few positions"}), (0.0, {})])
-def test_a_detector_that_cannot_be_tried_on_noise_is_blind_unless_all_count(
-    min_auroc: float, blind: dict[str, str]
-) -> None:
+def test_a_detector_without_noise_is_blind_unless_all_count(min_auroc: float, blind: dict[str, str]) -> None:
     doses, why = {"coloured": np.full((1, 5, 3), np.nan)}, {"bn1 with coloured noise 1": "too few positions"}
     assert Detection("knn", ("bn1",), True, {}, doses, {}, why, min_auroc=min_auroc).blind == blind
 

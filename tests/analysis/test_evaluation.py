@@ -78,18 +78,16 @@ def test_figures_of_classifiers_match_numpy(case: Any) -> None:
     torch.testing.assert_close(case.stitched.stitch.body_mean, y.rows("none").mean(0))
     torch.testing.assert_close(case.stitched.stitch.prefix_mean, y.prefix()[:, 0].mean(0))
     means = torch.cat([case.stitched.stitch.prefix_mean[None], case.stitched.stitch.body_mean.expand(4, -1)])
-    mean = x.replace(values=means.expand(N, -1, -1))
     predictors = {
         "stitched": case.stitched(pixel_values=pixels).logits,
         "identity": case.b.decode(x, LAYER).logits,
-        "mean_only": case.b.decode(mean, LAYER).logits,
+        "mean_only": case.b.decode(x.replace(values=means.expand(N, -1, -1)), LAYER).logits,
         "source": case.a.model(pixels).logits,
         "target": target,
     }
     assert list(case.scored.scores) == [*predictors, "chance"]
     for name, logits in predictors.items():
-        expected = by_hand(logits, target, labels)
-        assert values_of(case.scored.scores[name]) == pytest.approx(expected, abs=1e-6)
+        assert values_of(case.scored.scores[name]) == pytest.approx(by_hand(logits, target, labels), abs=1e-6)
     shares = np.bincount(labels, minlength=CLASSES) / N
     chance = values_of(case.scored.scores["chance"])
     assert chance["accuracy"] == pytest.approx(shares.max())

@@ -51,10 +51,7 @@ def test_figures_match_numpy_and_scikit_learn(stitched: StitchedModel, rows: Ten
         y, z = stitched.parents[1].model(rows[:N]).numpy(), stitched(input=rows[:N]).numpy()
     mean = y.mean(0)
     unit_y, unit_z = ((side - mean) / np.linalg.norm(side - mean, axis=1, keepdims=True) for side in (y, z))
-    near = [
-        NearestNeighbors(n_neighbors=10, metric="cosine").fit(side - mean).kneighbors(return_distance=False)
-        for side in (y, z)
-    ]
+    near = [NearestNeighbors(metric="cosine").fit(side - mean).kneighbors(None, 10, False) for side in (y, z)]
     centred_y, centred_z = y - mean, z - z.mean(0)
     product, own_y, own_z = (
         np.linalg.norm(a.T @ b) ** 2

@@ -34,8 +34,7 @@ def test_equal_values_are_ties_and_ties_are_not_accurate() -> None:
     assert found["a"].value == found["b"].value == 0
     assert (found.verdicts("a") == "tie").all() and not found.tested
     np.testing.assert_allclose(found.winners["b"], 0.25)
-    almost = np.ones((4, 4)) + 1e-9 * np.eye(4)
-    assert identify_layers(almost, higher_is_better=True)["a"].value == 1
+    assert identify_layers(np.ones((4, 4)) + 1e-9 * np.eye(4), higher_is_better=True)["a"].value == 1
 
 
 def test_a_layer_that_the_samples_do_not_tell_from_the_best_is_a_tie() -> None:
@@ -77,8 +76,7 @@ def test_undefined_candidates_are_left_out() -> None:
     assert found.candidates["b"].tolist() == [[3, 0, 2]]
     assert found.chance == pytest.approx((1 / 2 + 1 / 2 + 1 / 3 + 1 / 2) / 4)
     assert not found.winners["a"][1].any() and "undefined" in str(found)
-    drawn = found.plot().axes
-    assert [text.get_text() for text in drawn[0].texts][3:6] == ["–"] * 3
+    assert [text.get_text() for text in found.plot().axes[0].texts][3:6] == ["–"] * 3
     nothing = identify_layers([[np.nan, 0.5], [0.5, np.nan]], higher_is_better=False)
     assert np.isnan(nothing["a"].value) and np.isnan(nothing.chance)
     assert "–" in str(nothing)
@@ -102,15 +100,13 @@ def test_the_confusion_is_that_of_scikit_learn() -> None:
         chosen = np.concatenate([square.argmin(which) for square in values.values()])
         expected = confusion_matrix(np.tile(np.arange(5), len(values)), chosen)
         np.testing.assert_array_equal(found.winners[axis], expected)  # type: ignore[index]
-    figure = found.plot()
-    shown = [float(text.get_text()) for text in figure.axes[0].texts]
+    shown = [float(text.get_text()) for text in found.plot().axes[0].texts]
     np.testing.assert_allclose(np.reshape(shown, (5, 5)), found.winners["a"] / 6, atol=0.006)
 
 
 def test_guessing_is_at_chance() -> None:
     g = np.random.default_rng(0)
-    networks = [f"net{i}" for i in range(12)]
-    values = {pair: g.random((8, 8)) for pair in itertools.combinations(networks, 2)}
+    values = {pair: g.random((8, 8)) for pair in itertools.combinations([f"net{i}" for i in range(12)], 2)}
     found = identify_layers(values, higher_is_better=True)
     for axis in ("a", "b"):
         assert found[axis].low < found.chance == 1 / 8 < found[axis].high
@@ -125,8 +121,7 @@ def test_the_interval_is_wilsons_if_all_pairs_agree() -> None:
 
 def test_pairs_that_share_a_network_are_not_independent() -> None:
     """One network of ten differs from the others, so that nine of 45 pairs fail together."""
-    networks = [f"net{i}" for i in range(10)]
-    values = pairs_of({(a, b): a != "net0" for a, b in itertools.combinations(networks, 2)})
+    values = pairs_of({(a, b): a != "net0" for a, b in itertools.combinations([f"net{i}" for i in range(10)], 2)})
     found = identify_layers(values, higher_is_better=True)["a"]
     wilson = stats.binomtest(36 * 3, 45 * 3).proportion_ci(0.95, method="wilson")
     # The Dirichlet weight of net0 among ten networks has the distribution Beta(1, 9), which determines the interval.
@@ -136,8 +131,7 @@ def test_pairs_that_share_a_network_are_not_independent() -> None:
 
 
 def test_pairs_of_a_network_with_itself_are_not_mixed_with_others() -> None:
-    intra = pairs_of({(name, name): name != "p" for name in NAMES})
-    found = identify_layers(intra, higher_is_better=True)["a"]
+    found = identify_layers(pairs_of({(name, name): name != "p" for name in NAMES}), higher_is_better=True)["a"]
     assert found.value == 0.75
     assert found.low < 0.5
 

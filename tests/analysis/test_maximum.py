@@ -67,8 +67,7 @@ def test_p_values_equal_those_of_numpy() -> None:
     scores = (values - values.mean(0)) / values.std(0)
     np.testing.assert_allclose(found.scores, scores[0], rtol=1e-9)
     np.testing.assert_allclose(found.chance, values.mean(0), rtol=1e-9)
-    highest = scores.reshape(1 + count, -1).max(1)
-    want = (1 + (highest[1:, None, None] >= scores[0] - 1e-9).sum(0)) / (1 + count)
+    want = (1 + (scores.reshape(1 + count, -1).max(1)[1:, None, None] >= scores[0] - 1e-9).sum(0)) / (1 + count)
     np.testing.assert_allclose(found.p_values, want)
     np.testing.assert_allclose(found.unadjusted, (1 + (scores[1:] >= scores[0] - 1e-9).sum(0)) / (1 + count))
     places = values[0].argmax(1)
@@ -135,8 +134,7 @@ def test_an_atlas_contains_its_test() -> None:
         assert p_values.shape == (2, 3) and p_values[1, 2] == 0.01 == matches["a1"]
         assert atlas.best_matches(metric)["a1"] == "b2" and matches["a0"] >= 0.01
         assert set(atlas.match_p_values(metric, "b")) == {"b0", "b1", "b2"}
-        frame = atlas.to_pandas().query("metric == @metric")
-        np.testing.assert_array_equal(frame["p_value"], p_values.ravel())
+        np.testing.assert_array_equal(atlas.to_pandas().query("metric == @metric")["p_value"], p_values.ravel())
     again = SimilarityAtlas.from_dict(atlas.to_dict())
     np.testing.assert_array_equal(again.p_values("procrustes"), atlas.p_values("procrustes"))
     assert "p = 0.01" in str(again) and "99 permutations" in str(again)

@@ -161,8 +161,7 @@ def test_sequential_p_values_are_valid_without_similarity() -> None:
         sizes.append(len(null.values))
     p_values = np.array(found)
     for level in (0.025, 0.05, 0.1, 0.25, 0.5, 1.0):  # 1 / 40, …, 10 / 40; then 10 / the number of permutations
-        below = int((p_values <= level + 1e-12).sum())
-        assert stats.binomtest(below, len(p_values), level).pvalue > 1e-3
+        assert stats.binomtest(int((p_values <= level + 1e-12).sum()), len(p_values), level).pvalue > 1e-3
     assert np.mean(sizes) < 25  # of 39
 
 

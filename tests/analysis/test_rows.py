@@ -46,9 +46,8 @@ def test_each_kind_of_rows_by_hand(kind: str, rows: Any, net: Any, images: Tenso
         return
     found = hf_stitch.compare(a, b, few, **given)
     assert found.rows == found.recipe["rows"] == rows and found.basis == f"40 samples, rows: {rows}"
-    wanted = [
-        [linear_cka(by_hand(a, few, rows, x), by_hand(b, few, rows, y), debiased=True) for y in layers] for x in layers
-    ]
+    of_a, of_b = ([by_hand(network, few, rows, layer) for layer in layers] for network in (a, b))
+    wanted = [[linear_cka(x, y, debiased=True) for y in of_b] for x in of_a]
     np.testing.assert_allclose(found["linear_cka"], np.array(wanted), rtol=1e-6, atol=1e-8)
 
 
@@ -98,8 +97,7 @@ def masked(seed: int, real: list[int], **others: Tensor) -> Activations:
     """A layer of texts with so many real tokens, and other layers."""
     values = torch.randn(len(real), 4, 3, generator=torch.Generator().manual_seed(seed))
     mask = torch.arange(4) < torch.tensor(real)[:, None]
-    grids = dict.fromkeys(others, (2, 2))
-    return Activations({**others, "text": values}, range(len(real)), mask=mask, grids=grids)
+    return Activations({**others, "text": values}, range(len(real)), mask=mask, grids=dict.fromkeys(others, (2, 2)))
 
 
 @pytest.mark.parametrize("rows", ["positions", "tokens", "resized"])
@@ -119,8 +117,7 @@ def test_one_tensor_under_two_masks_is_compared_twice() -> None:
     assert torch.equal(a.values["text"], b.values["text"])
     b.values["text"].set_(a.values["text"])  # type: ignore[call-overload]
     found = hf_stitch.compare_all({"a": a, "b": b}, **QUIET).between("a", "b")["linear_cka"]
-    apart = hf_stitch.compare(a, masked(0, [2] * 20), **QUIET)["linear_cka"]
-    np.testing.assert_allclose(found, apart, rtol=1e-9)
+    np.testing.assert_allclose(found, hf_stitch.compare(a, masked(0, [2] * 20), **QUIET)["linear_cka"], rtol=1e-9)
     assert found.item() < 0.99
 
 

@@ -350,7 +350,7 @@ def test_another_process_loads_a_folder(how: str, folder: Path, tmp_path: Path) 
 
 
 def test_options_without_a_value_pass(folder: Path) -> None:
-    names = (
+    keys = (
         "gguf_file",
         "quantization_config",
         "tp_plan",
@@ -359,5 +359,5 @@ def test_options_without_a_value_pass(folder: Path) -> None:
         "offload_folder",
         "variant",
     )
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, **dict.fromkeys(names))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, **dict.fromkeys(keys))
     assert type(model) is hf_stitch.StitchedModelForCausalLM

@@ -38,7 +38,6 @@ def _net(seed: int, width: int) -> nn.Module:
 
 @cache
 def networks(dtype: torch.dtype = torch.float64) -> tuple[hf_stitch.Adapter, hf_stitch.Adapter]:
-    """Two networks for images of 4 x 4 pixels."""
     example = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(9)).to(dtype)
     a, b = (hf_stitch.load(_net(seed, 4 + seed).to(dtype).eval(), example_inputs=example) for seed in range(2))
     return a, b
@@ -77,8 +76,7 @@ def flat(value: Any) -> list[float]:
 
 def numbers(result: Any) -> Any:
     """All numbers of a result, without its recipe, which names the versions and the number of processes."""
-    record = {key: value for key, value in result.to_dict().items() if key != "recipe"}
-    return np.array(flat(record))
+    return np.array(flat({key: value for key, value in result.to_dict().items() if key != "recipe"}))
 
 
 # -- jobs: each returns an array --------------------------------------------------------------------------------------
@@ -94,9 +92,8 @@ def moments(folder: Path) -> Any:
     run = Run(BATCH, progress=False, processes=Processes.of(None))
     collected = CollectedPair(pair, PairedSamples.of(images()), run)
     sums = [collected.moments(cell)["body"] for cell in pair.cells]
-    maps = [Lstsq().fit(each, dtype=torch.float64).weight for each in sums]
     return torch.cat([v.flatten() for each in sums for v in (each.mean_x, each.sxx, each.sxy, each.syy)] + [
-        weight.detach().flatten() for weight in maps
+        weight.detach().flatten() for weight in [Lstsq().fit(each, dtype=torch.float64).weight for each in sums]
     ])  # fmt: skip
 
 
@@ -138,7 +135,6 @@ def evaluation(folder: Path, **options: Any) -> Any:
 
 
 def vectors(folder: Path) -> Any:
-    """A model without a head."""
     return evaluation(folder, task=None)
 
 
@@ -167,9 +163,8 @@ def relative(folder: Path) -> Any:
     anchors = images(23, seed=6)
     torch.manual_seed(0)
     model = hf_stitch.relative_model(a, anchors, layer="6", num_labels=CLASSES, batch_size=BATCH, progress=False)
-    swapped = hf_stitch.swap(
-        model, b, anchors, encoder_layer="6", data=images(47, seed=3), batch_size=BATCH, progress=False
-    )
+    data = images(47, seed=3)
+    swapped = hf_stitch.swap(model, b, anchors, encoder_layer="6", data=data, batch_size=BATCH, progress=False)
     inputs = next(images(9, seed=8).batches(9)).samples
     with torch.no_grad():
         logits = swapped(**swapped.preprocess(inputs)).logits

@@ -58,8 +58,7 @@ def train_text(rank: int, folder: Path, shard: bool) -> None:
     from tiny_networks import WORDS, adapted, build
 
     a, b = (adapted("llama", build("llama", seed)) for seed in range(2))
-    texts = [" ".join(WORDS[place : place + 3 + place % 7]) for place in range(37)]
-    data = hf_stitch.Samples.of(texts)
+    data = hf_stitch.Samples.of([" ".join(WORDS[place : place + 3 + place % 7]) for place in range(37)])
     cuts = {"source_layer": "model.layers.1", "target_layer": "model.layers.1"}
     matcher = TaskLoss(max_steps=5, batch_size=8, lr=1e-2, labels="hard")
     model = hf_stitch.stitch(a, b, data, matcher="lstsq", task="text-generation", progress=False, **cuts)
@@ -105,15 +104,13 @@ def to_tensor(image: Image.Image) -> torch.Tensor:
 def exchanged(batch_size: int) -> Any:
     draw = np.random.default_rng(0)
     images = [Image.fromarray(draw.integers(0, 255, (16, 16, 3), dtype=np.uint8)) for _ in range(96)]
-    return hf_stitch.swap(
-        clip(16), clip(24), images, part="vision", matcher="ridge", batch_size=batch_size, progress=False
-    )
+    options = {"batch_size": batch_size, "progress": False}
+    return hf_stitch.swap(clip(16), clip(24), images, part="vision", matcher="ridge", **options)
 
 
 def exchange(rank: int, folder: Path) -> None:
     for batch_size in (8, 64):
-        made = json.dumps(exchanged(batch_size).to_dict())
-        (folder / f"{batch_size}-{rank}.json").write_text(made, encoding="utf-8")
+        (folder / f"{batch_size}-{rank}.json").write_text(json.dumps(exchanged(batch_size).to_dict()), encoding="utf-8")
 
 
 def test_an_exchanged_tower_is_the_same_from_two_processes(tmp_path: Path) -> None:
@@ -123,9 +120,7 @@ def test_an_exchanged_tower_is_the_same_from_two_processes(tmp_path: Path) -> No
     assert alone.folded and "mean only" in alone.scores
     for batch_size in (8, 64):
         for rank in (0, 1):
-            found = type(alone).from_dict(
-                json.loads((tmp_path / f"{batch_size}-{rank}.json").read_text(encoding="utf-8"))
-            )
+            found = type(alone).from_dict(json.loads((tmp_path / f"{batch_size}-{rank}.json").read_text("utf-8")))
             for row, figures in alone.scores.items():
                 for name, score in figures.items():
                     assert found.scores[row][name].value == pytest.approx(score.value, abs=1e-5), (row, name)

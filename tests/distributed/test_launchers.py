@@ -18,7 +18,6 @@ HERE = Path(__file__).parent
 
 
 def run(*arguments: Any, **variables: str) -> None:
-    """Run a command with this interpreter."""
     path = os.pathsep.join([str(HERE.parents[1]), str(HERE), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
     subprocess.run([sys.executable, *map(str, arguments)], env=env, check=True, timeout=300, capture_output=True)

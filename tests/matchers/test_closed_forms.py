@@ -238,9 +238,7 @@ def test_low_rank_is_the_truncated_fit(rows: Rows, rank: int) -> None:
         (2, 6, False, "at least 7 rows, got 6"),
     ],
 )
-def test_low_rank_refuses_what_x_or_y_cannot_give(
-    rank: int, n: int, repeated: bool, message: str, paired: type[Rows]
-) -> None:
+def test_low_rank_refuses_too_high_ranks(rank: int, n: int, repeated: bool, message: str, paired: type[Rows]) -> None:
     x, y = paired.draw(n, 6, 4)
     with pytest.raises(ValueError, match=message):
         LowRank(rank=rank).fit(paired(np.tile(x[:, :3], 2) if repeated else x, y).moments)
@@ -320,8 +318,7 @@ def test_distance_counts_features_without_a_match_too(dx: int, dy: int, paired: 
 @pytest.mark.parametrize("value", [7.0, 0.1])
 def test_a_constant_feature_of_y_is_its_mean(matcher: Permutation, value: float, paired: type[Rows]) -> None:
     x, _ = paired.draw(50, 3, 3)
-    y = np.c_[x[:, 2], np.full(50, value), x[:, 0]]
-    stitch = matcher.fit(paired(x, y).moments, DOUBLE)
+    stitch = matcher.fit(paired(x, np.c_[x[:, 2], np.full(50, value), x[:, 0]]).moments, DOUBLE)
     np.testing.assert_array_equal(weights(stitch)[0], [[0, 0, 1], [0, 0, 0], [1, 0, 0]])
     assert stitch.fitted["matched"] == 2
     assert stitch.fitted["correlation"] == pytest.approx(1)

@@ -41,9 +41,8 @@ def test_anchors_of_length_1_make_the_papers_map_of_cosines(paired: type[Rows]) 
 
     def least_cosine(center: bool) -> float:
         """With the paper's map, of vectors of any length."""
-        made = InverseRelative(center=center, rcond=1e-2).fit(paired(unit_x, unit_y).moments, DOUBLE)(
-            torch.from_numpy(rows.x)
-        )
+        fitted = InverseRelative(center=center, rcond=1e-2).fit(paired(unit_x, unit_y).moments, DOUBLE)
+        made = fitted(torch.from_numpy(rows.x))
         return float(torch.nn.functional.cosine_similarity(made.detach(), torch.from_numpy(expected)).min())
 
     assert least_cosine(center=False) == pytest.approx(1)
@@ -67,8 +66,7 @@ def test_fewer_anchors_than_features_reach_what_they_span(paired: type[Rows]) ->
     few = paired(rows.x[:4], 2 * rows.x[:4])
     stitch = InverseRelative(scale=False).fit(few.moments, DOUBLE)
     assert stitch.fitted["y_rank"] == 3
-    basis = np.linalg.svd(few.centred[1])[2][3:]
-    np.testing.assert_allclose(basis @ stitch.matrix().detach().numpy(), 0, atol=1e-9)
+    np.testing.assert_allclose(np.linalg.svd(few.centred[1])[2][3:] @ stitch.matrix().detach().numpy(), 0, atol=1e-9)
 
 
 def test_rcond_leaves_weak_directions_of_y_out(paired: type[Rows]) -> None:
@@ -85,7 +83,6 @@ def test_a_direction_that_a_norm_removed_is_not_magnified(dtype: torch.dtype) ->
     rows = torch.randn(1000, 24, generator=draw)
     y = torch.nn.functional.layer_norm(rows, (24,), torch.linspace(0.5, 2, 24)) + 5
     x = (y - 5) @ torch.linalg.qr(torch.randn(24, 24, generator=draw)).Q + 0.05 * torch.randn(1000, 24, generator=draw)
-    moments = Moments(24, 24).update(x[:300].to(dtype), y[:300].to(dtype))
-    stitch = InverseRelative().fit(moments)
+    stitch = InverseRelative().fit(Moments(24, 24).update(x[:300].to(dtype), y[:300].to(dtype)))
     assert stitch.fitted["y_rank"] == 23
     assert ((stitch(x[300:]) - y[300:]).square().mean() / y[300:].var(0).mean()) < 0.1

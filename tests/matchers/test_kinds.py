@@ -93,9 +93,8 @@ def test_a_new_kind_works_in_every_job(descent: None, tmp_path: Path) -> None:
     grid = hf_stitch.stitch_grid(a, b, samples, **layers, batch_size=16, resamples=5, checkpoint_dir=tmp_path, **CUT)
     assert not grid.undefined
     assert torch.equal(grid.stitches["descent(rate=0.3)", "1", "3"].body.weight, stitched.stitch.body.weight)
-    new = hf_stitch.swap(
-        a, b, data(40, seed=1), encoder_layer="3", target_layer="3", matcher="descent", baselines=[], **CUT
-    )
+    swapped = {"encoder_layer": "3", "target_layer": "3", "baselines": []}
+    new = hf_stitch.swap(a, b, data(40, seed=1), matcher="descent", **swapped, **CUT)
     assert new.stitch.body.fitted["n"] == 40
     for job, more in ((hf_stitch.stitch, {"matcher": "descent"}), (hf_stitch.stitch_grid, {"matchers": ["descent"]})):
         plan = hf_stitch.plan(job, a, b, samples, **more, **CUT)

@@ -79,9 +79,7 @@ def test_a_far_mean_costs_no_precision(matcher: ClosedFormMatcher, mean: float, 
     [Lstsq(), Ridge(), RidgeToIdentity(), Procrustes(), LowRank(rank=4), Recoloured(), InverseRelative()],
     ids=str,
 )
-def test_a_failing_decomposition_raises(
-    monkeypatch: pytest.MonkeyPatch, matcher: ClosedFormMatcher, paired: type[Rows]
-) -> None:
+def test_a_failing_decomposition_raises(monkeypatch: Any, matcher: ClosedFormMatcher, paired: type[Rows]) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise torch.linalg.LinAlgError("did not converge")
 

@@ -24,10 +24,8 @@ def case(
 
 
 def related(n: int, dx: int, dy: int, seed: int = 0, mean: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """Small related rows."""
     return case(seed, n, dx, dy, shared=min(dx, dy), noise=0.5, mean=mean)
 
 
 def centred(rows: np.ndarray) -> np.ndarray:
-    """Rows about their mean."""
     return rows - rows.mean(0)

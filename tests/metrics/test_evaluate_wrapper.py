@@ -54,9 +54,8 @@ def test_lists_tensors_and_single_rows_count_alike() -> None:
     metric.add(prediction=x[0], reference=y[0])
     metric.add_batch(predictions=x[1:20].tolist(), references=y[1:20].tolist())
     metric.add_batch(predictions=torch.from_numpy(x[20:]), references=torch.from_numpy(y[20:]))
-    assert metric.compute()["procrustes"] == pytest.approx(
-        registries.metrics.build("procrustes").update(x, y).compute()
-    )
+    expected = registries.metrics.build("procrustes").update(x, y).compute()
+    assert metric.compute()["procrustes"] == pytest.approx(expected)
 
 
 def test_metrics_combine() -> None:

@@ -53,8 +53,7 @@ def test_options_are_checked_before_rows_come(name: str, options: Any, error: ty
 
 
 def test_widths_must_stay() -> None:
-    of_each_kind = ("linear_cka", "minibatch_cka", "rsa", "disagreement")
-    for name in of_each_kind:
+    for name in ("linear_cka", "minibatch_cka", "rsa", "disagreement"):
         metric = registries.metrics.build(name)
         metric.update(torch.rand(5, 3), torch.rand(5, 3))
         with pytest.raises(ValueError, match=rf"{metric.name}: the widths of x and y must stay \(3, 3\), got \(4, 4\)"):

@@ -80,5 +80,4 @@ def test_svcca_keeps_as_many_components(name: str) -> None:
 
 
 def test_every_oracle_is_tested() -> None:
-    keys = {key for oracle in ORACLES.values() for key in oracle["values"]}
-    assert keys == {*METRIC_OF, DIMENSIONS}
+    assert {key for oracle in ORACLES.values() for key in oracle["values"]} == {*METRIC_OF, DIMENSIONS}

@@ -188,8 +188,7 @@ def test_r2_of_a_given_map_is_that_of_its_predictions() -> None:
     assert M.linear_regression(X, Y, weight=weight, bias=bias) == pytest.approx(expected, rel=1e-10)
     uncentred = 1 - ((X @ weight.T - Y) ** 2).sum() / (Y**2).sum()
     assert M.linear_regression(X, Y, center=False, weight=weight) == pytest.approx(uncentred, rel=1e-10)
-    stitched = X @ weight.T
-    assert 1 - M.direct_matching(stitched, Y) == pytest.approx(uncentred, rel=1e-10)
+    assert 1 - M.direct_matching(X @ weight.T, Y) == pytest.approx(uncentred, rel=1e-10)
 
 
 def test_r2_falls_when_the_map_leaves_the_fit() -> None:
@@ -208,8 +207,7 @@ def test_r2_falls_when_the_map_leaves_the_fit() -> None:
 def test_rsa_of_scipy(distance: str) -> None:
     rdms = [sd.pdist(side, distance) for side in (X, Y)]
     for compare, reference in (("spearman", scipy.stats.spearmanr), ("pearson", scipy.stats.pearsonr)):
-        value = M.rsa(X, Y, distance=distance, compare=compare)
-        assert value == pytest.approx(reference(*rdms).statistic, rel=1e-9)
+        assert M.rsa(X, Y, distance=distance, compare=compare) == pytest.approx(reference(*rdms).statistic, rel=1e-9)
 
 
 def test_rsa_shares_the_ranks_of_ties() -> None:
@@ -248,8 +246,7 @@ def test_mrr_counts_ranks() -> None:
     gallery = np.eye(4)
     queries = np.array([[4.0, 3, 2, 1], [4, 3, 2, 1], [4, 3, 2, 1], [4, 3, 2, 1]])
     assert M.mrr(queries, gallery, k=3) == pytest.approx((1 + 1 / 2 + 1 / 3 + 0) / 4)
-    collapsed = np.ones((4, 4))
-    assert M.mrr(queries, collapsed, k=3) == 0  # all are as near as the right one
+    assert M.mrr(queries, np.ones((4, 4)), k=3) == 0  # all are as near as the right one
 
 
 def test_paired_cosine_of_scipy() -> None:
@@ -274,8 +271,7 @@ def test_outputs_are_compared_by_their_greatest() -> None:
 @given(n=st.integers(20, 60), dx=st.integers(2, 6), dy=st.integers(2, 6), seed=st.integers(0, 10**6))
 def test_relations_between_metrics(n: int, dx: int, dy: int, seed: int) -> None:
     x, y = related(n, dx, dy, seed=seed)
-    unit = M.procrustes(x, y)
-    assert unit == pytest.approx(2 * math.sin(M.shape_distance(x, y) / 2), rel=1e-6)  # chord and arc
+    assert M.procrustes(x, y) == pytest.approx(2 * math.sin(M.shape_distance(x, y) / 2), rel=1e-6)  # chord and arc
     assert M.linear_regression(x, np.linalg.qr(centred(y))[0]) == pytest.approx(
         M.cca(x, y, squared=True) * min(dx, dy) / dy, rel=1e-8
     )  # R² of a whitened target is the mean squared correlation over its directions
@@ -287,14 +283,13 @@ def test_relations_between_metrics(n: int, dx: int, dy: int, seed: int) -> None:
 def test_triangle_inequality(seed: int, widths: tuple[int, int, int]) -> None:
     g = np.random.default_rng(seed)
     x, y, z = (np.exp(2 * g.standard_normal()) * g.standard_normal((30, width)) for width in widths)
-    distances = [
+    for distance in [
         lambda a, b: M.procrustes(a, b),
         lambda a, b: M.procrustes(a, b, unit_norm=False),
         lambda a, b: M.shape_distance(a, b),
         lambda a, b: M.shape_distance(a, b, alpha=0.5),
         lambda a, b: M.shape_distance(a, b, distance="euclidean", alpha=0.3),
-    ]
-    for distance in distances:
+    ]:
         assert distance(x, z) <= distance(x, y) + distance(y, z) + 1e-9
 
 

@@ -93,9 +93,8 @@ def test_compare_needs_no_data() -> None:
     assert atlas.layers_a == ("body.0", "body.2", "head") and atlas.n is None and atlas.rows is None
     expected = [angle(WeightAngle().read(a)[x], WeightAngle().read(b)[x]) for x in atlas.layers_a]
     assert np.diag(atlas["weight_angle"]).tolist() == expected
-    assert (
-        atlas.whole == {"weight_angle": pytest.approx(np.mean(expected))} and type(atlas.whole["weight_angle"]) is float
-    )
+    assert atlas.whole == {"weight_angle": pytest.approx(np.mean(expected))}
+    assert type(atlas.whole["weight_angle"]) is float
     assert np.isnan(atlas["weight_angle"][0, 1]) and "shapes" in str(atlas.why("weight_angle", "body.0", "body.2"))
     assert "from weights, without samples; " in words(atlas) and "of the whole networks: 1.653" in words(atlas)
     assert atlas.plot() is not None
@@ -189,9 +188,8 @@ def test_callbacks_need_neither_probe_nor_adapter(tmp_path: Path) -> None:
     run.train()
     direct = hf_stitch.compare(run.model, start, metrics=["weight_angle"])
     last = callback.history[-1].figures
-    assert last["similarity_to_start/weight_angle/whole network"] == pytest.approx(
-        direct.whole["weight_angle"], abs=1e-12
-    )
+    whole = direct.whole["weight_angle"]
+    assert last["similarity_to_start/weight_angle/whole network"] == pytest.approx(whole, abs=1e-12)
     assert last["similarity_to_start/weight_angle/head"] == pytest.approx(direct["weight_angle"][2, 2], abs=1e-12)
     dynamics = recorder.result()
     assert dynamics.epochs == (0, 1, 2, 3) and dynamics.n is None and dynamics.whole is not None
@@ -245,8 +243,7 @@ class Seeded(WeightAngle):
     """A metric whose layers share a text that is another one in each network."""
 
     def read(self, model: nn.Module) -> dict[str, Weights]:
-        read = super().read(model)
-        return {name: Weights(name, each.tensors, shared=str(id(model))) for name, each in read.items()}
+        return {name: Weights(name, each.tensors, shared=str(id(model))) for name, each in super().read(model).items()}
 
 
 def compared(b: Any = None, metrics: Any = ("weight_angle",), **options: Any) -> Any:

@@ -39,6 +39,4 @@ def test_the_rows_of_samples_without_partners_are_those_that_they_have_with_them
         pairs = paired_rows(x, y, pooling)
         of_x, of_y = (_rows_of_side(side, y.spec, pooling, of_source=side is x) for side in (x, y))
         assert pairs.keys() == of_x.keys() == of_y.keys()
-        assert all(
-            torch.equal(rows, of_x[part]) and torch.equal(other, of_y[part]) for part, (rows, other) in pairs.items()
-        )
+        assert all(torch.equal(u, of_x[part]) and torch.equal(v, of_y[part]) for part, (u, v) in pairs.items())

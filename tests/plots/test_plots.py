@@ -35,9 +35,8 @@ def test_heatmap_writes_readable_numbers() -> None:
     axes = heatmap(values, labels(4), labels(5)).axes[0]
     image = axes.images[0]
     for text, value in zip(axes.texts, values.flat, strict=True):
-        ground, ink = (
-            np.dot(rgb, [0.299, 0.587, 0.114]) for rgb in (image.to_rgba(value)[:3], to_rgb(text.get_color()))
-        )
+        colours = image.to_rgba(value)[:3], to_rgb(text.get_color())
+        ground, ink = (np.dot(rgb, [0.299, 0.587, 0.114]) for rgb in colours)
         assert abs(ground - ink) >= 0.45, (value, text.get_color())
 
 
@@ -50,9 +49,8 @@ def test_heatmap_shows_undefined_values_in_grey() -> None:
 
 
 def test_heatmap_frames_marked_cells_and_keeps_the_range() -> None:
-    figure = heatmap(
-        [[0.2, 0.9], [0.4, 0.3]], ["a", "b"], ["c", "d"], title="T", label="L", low=0, high=1, marked=[[0, 1], [1, 0]]
-    )
+    values = [[0.2, 0.9], [0.4, 0.3]]
+    figure = heatmap(values, ["a", "b"], ["c", "d"], title="T", label="L", low=0, high=1, marked=[[0, 1], [1, 0]])
     axes, bar = figure.axes
     frames = [p for p in axes.patches if isinstance(p, Rectangle)]
     assert [(round(f.get_center()[1]), round(f.get_center()[0])) for f in frames] == [(0, 1), (1, 0)]
@@ -101,14 +99,12 @@ def test_curves_have_the_right_coordinates_in_order() -> None:
     np.testing.assert_array_equal(axes.lines[0].get_xydata(), [[4, 0.5], [8, 0.9]])
     assert [t.get_text() for t in axes.get_legend().get_texts()] == ["a", "b"]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("rank", "x")
-    many = curves({str(i): {0: (1, 1, 1)} for i in range(9)}, axis="λ", label="x").axes[0]
-    assert many.get_legend() is None
+    assert curves({str(i): {0: (1, 1, 1)} for i in range(9)}, axis="λ", label="x").axes[0].get_legend() is None
 
 
 def test_curves_can_be_told_apart_without_colours() -> None:
     series = {f"{kind}/{layer}": {0: (1, 1, 1), 1: (2, 2, 2)} for kind in "abcd" for layer in range(8)}
-    figure = curves(series, axis="step", label="x", split={name: (name[2:], name[0]) for name in series})
-    axes = figure.axes[0]
+    axes = curves(series, axis="step", label="x", split={name: (name[2:], name[0]) for name in series}).axes[0]
     styles = {(line.get_marker(), line.get_linestyle()) for line in axes.lines}
     assert len(styles) == 32 and len({line.get_color() for line in axes.lines}) == 8
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [*map(str, range(8)), *"abcd"]

@@ -53,9 +53,8 @@ def test_the_formula() -> None:
     mean = anchors.mean(0)
     expected = functional.cosine_similarity((x - mean)[..., None, :], anchors - mean, dim=-1)
     torch.testing.assert_close(RelativeProjection.of(anchors, center=True)(x), expected)
-    torch.testing.assert_close(
-        RelativeProjection.of(anchors, center=True, normalise="l2")(x), functional.normalize(expected, dim=-1)
-    )
+    unit = RelativeProjection.of(anchors, center=True, normalise="l2")
+    torch.testing.assert_close(unit(x), functional.normalize(expected, dim=-1))
     layered = RelativeProjection.of(anchors, center=True, normalise="layer")(x)
     torch.testing.assert_close(layered.mean(-1), torch.zeros(4, 3).double(), atol=1e-12, rtol=0)
 
@@ -76,8 +75,7 @@ def test_mlp_sum_is_the_sum_of_its_spaces() -> None:
     x, anchors = draw(5, 6), draw(9, 6, seed=1)
     summed = RelativeProjection.of(anchors, ["cosine", "euclidean"], aggregate="mlp_sum")
     spaces = RelativeProjection.of(anchors, ["cosine", "euclidean"])(x).chunk(2, 1)
-    expected = sum(mlp(space) for mlp, space in zip(summed.mlps, spaces, strict=True))
-    torch.testing.assert_close(summed(x), expected)
+    torch.testing.assert_close(summed(x), sum(mlp(space) for mlp, space in zip(summed.mlps, spaces, strict=True)))
     summed(x).sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in summed.parameters())
 
@@ -105,8 +103,7 @@ def test_it_keeps_the_promises_of_its_similarities_and_no_more(options: dict[str
         "mapped": lambda rows: rows @ mixing,
     }
     one = RelativeProjection.of(anchors, **options)
-    same = {way for way, put in ways.items() if torch.allclose(one.with_anchors(put(anchors))(put(x)), one(x))}
-    assert same == kept
+    assert {way for way, put in ways.items() if torch.allclose(one.with_anchors(put(anchors))(put(x)), one(x))} == kept
 
 
 def test_rounding_has_the_gradient_of_no_rounding() -> None:

@@ -52,10 +52,7 @@ def opened(browser: Any, path: Path, width: int = 1400, scheme: str = "light") -
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_error_no_request_no_overflow_and_accessible(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs pip install axe-playwright-python")
-    examples = (
-        Example("1", 0.9, "cat", "dog", None, Image.new("RGB", (8, 8))),
-        Example("2", 0.8, "a", "b", None, "text"),
-    )
+    examples = (Example("1", 0.9, "c", "d", None, Image.new("RGB", (8, 8))), Example("2", 0.8, "a", "b", None, "text"))
     results = [atlas_of(sizes=SIZES), grid_of(), evaluation(examples), audit_of(), dynamics_of(), HISTORY, PLAN]
     hf_stitch.report(results, tmp_path / "page.html", title="All kinds of results")
     page = opened(browser, tmp_path / "page.html", width, scheme)
@@ -75,9 +72,7 @@ def contrast(colour: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_texts_and_curves_stand_out_and_the_keyboard_reaches_everything(
-    browser: Any, tmp_path: Path, scheme: str
-) -> None:
+def test_texts_and_curves_stand_out_and_the_keyboard_reaches_all(browser: Any, tmp_path: Path, scheme: str) -> None:
     hf_stitch.report([atlas_of(sizes=SIZES), dynamics_of(), PLAN], tmp_path / "page.html")
     page = opened(browser, tmp_path / "page.html", scheme=scheme)
     style = "getComputedStyle(document.documentElement).getPropertyValue('--{}').trim()"
@@ -120,9 +115,8 @@ def test_hover_click_and_choice(browser: Any, tmp_path: Path) -> None:
 def test_a_cell_shows_what_the_page_knows_of_the_pair(browser: Any, tmp_path: Path) -> None:
     recipe = {side: {"reference": {"weights_hash": digest}} for side, digest in zip("ab", "xy", strict=True)}
     values = {metric: np.full((2, 2), place / 10) for place, metric in enumerate(("linear_cka", "procrustes"), 1)}
-    atlas = SimilarityAtlas(
-        values, ("a0", "a1"), ("b0", "b1"), 50, "mean", dict.fromkeys(values, "moments"), recipe=recipe
-    )
+    routes = dict.fromkeys(values, "moments")
+    atlas = SimilarityAtlas(values, ("a0", "a1"), ("b0", "b1"), 50, "mean", routes, recipe=recipe)
     hf_stitch.report([atlas, grid_of(), grid_of(hashes=("p", "q"))], tmp_path / "page.html")
     page = opened(browser, tmp_path / "page.html")
     page.locator("select.row").first.select_option(index=1)

@@ -34,9 +34,8 @@ def stitches_of(place: Any) -> dict[str, StitchingLayer]:
 
 def of_model(place: Any, **options: Any) -> Scoring:
     halves = HalvesOfModel(place.stitched, place.source)
-    return Scoring(
-        place.target, {"": halves}, list(halves.predictors(stitches_of(place), constant=MEAN)), TASK, **options
-    )
+    predictors = list(halves.predictors(stitches_of(place), constant=MEAN))
+    return Scoring(place.target, {"": halves}, predictors, TASK, **options)
 
 
 @dataclass
@@ -47,9 +46,7 @@ class Watching:
 
     def record_own(self, y: Mapping[str, Representation], ids: Sequence[Any]) -> dict[Record, Any]:
         found: dict[Record, Any] = {Record("ids", "none", ""): np.array(ids)}
-        return found | {
-            Record("own", "none", layer): each.values.flatten(1).sum(1).numpy() for layer, each in y.items()
-        }
+        return found | {Record("own", "none", key): own.values.flatten(1).sum(1).numpy() for key, own in y.items()}
 
     def record_stitched(self, predictor: Predictor, mapped: Any, y: Any, ids: Sequence[Any]) -> dict[Record, Any]:
         return {stitched(predictor.name): (mapped.values - y.values).flatten(1).norm(dim=1).numpy()}
@@ -116,17 +113,14 @@ def test_models_with_one_front_and_one_source_run_both_once(place: Any, monkeypa
 
 
 def test_a_watch_is_shown_the_activations_of_target_and_stitches(place: Any) -> None:
-    scoring = of_model(place, watch=Watching())
-    seen = scoring.run(PairedSamples.of(place.test), RUN).seen
+    seen = of_model(place, watch=Watching()).run(PairedSamples.of(place.test), RUN).seen
     ids, own = Record("ids", "none", ""), Record("own", "none", "0")
     assert seen[ids].tolist() == list(place.test.ids)
     assert set(seen) == {ids, own, stitched("stitched"), stitched("identity")}
     assert seen[stitched("stitched")].mean() < seen[stitched("identity")].mean()
 
 
-def test_an_interrupted_pass_goes_on_unless_the_watch_is_another(
-    place: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_pass_resumes_with_the_same_watch(place: Any, tmp_path: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(Checkpoint, "due", lambda self, done: True)
     samples, left, measure = PairedSamples.of(place.test), [3], Scoring._measure
     kept = {"earlier": torch.ones(2)}

@@ -41,10 +41,9 @@ def test_moments_are_those_of_enlarged_rows(small: tuple[int, int], large: tuple
                 one = kept.moments(i, j, expected.moments(0, j))
                 assert one.n == expected.n
                 torch.testing.assert_close(one.mean, expected.moments(i, j).mean, rtol=1e-12, atol=1e-12)
-                size = expected.moments(i, j).scatter.abs().max()
-                torch.testing.assert_close(
-                    one.scatter / size, expected.moments(i, j).scatter / size, rtol=0, atol=1e-12
-                )
+                scatter = expected.moments(i, j).scatter
+                size = scatter.abs().max()
+                torch.testing.assert_close(one.scatter / size, scatter / size, rtol=0, atol=1e-12)
 
 
 def test_moments_do_not_depend_on_batches_and_merge() -> None:
@@ -61,8 +60,7 @@ def test_moments_do_not_depend_on_batches_and_merge() -> None:
         InterpolatedMoments(*origins, small, large).update([v[part] for v in x], [v[part] for v in y])
         for part in (slice(100), slice(100, None))
     ]
-    merged = halves[0].merge(halves[1])
-    both = [kept.moments(1, 0, own.moments(0, 0)).scatter for kept in (merged, whole)]
+    both = [kept.moments(1, 0, own.moments(0, 0)).scatter for kept in (halves[0].merge(halves[1]), whole)]
     torch.testing.assert_close(*both, rtol=1e-10, atol=1e-8)
     with pytest.raises(ValueError, match="at least as high and wide"):
         InterpolatedMoments([torch.zeros(2)], [torch.zeros(3)], (4, 4), (8, 3))

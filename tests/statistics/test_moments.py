@@ -59,8 +59,7 @@ def test_batching_merging_and_shuffling_change_nothing(cuts: list[int], seed: in
     x, y = rows(120, 3, 5, mean=30.0)
     expected = dense(x, y)
     order = torch.randperm(120, generator=torch.Generator().manual_seed(seed))
-    bounds = [0, *sorted(cuts), 120]
-    batches = [order[start:stop] for start, stop in pairwise(bounds)]
+    batches = [order[start:stop] for start, stop in pairwise([0, *sorted(cuts), 120])]
     streamed = Moments(3, 5)
     for batch in batches:
         streamed.update(x[batch], y[batch])

@@ -36,8 +36,7 @@ def sample(spec: RepresentationSpec, batch: int = 3, mask: torch.Tensor | None =
 
 
 def layer_of(source: RepresentationSpec, target: RepresentationSpec, pooling: str = "none") -> StitchingLayer:
-    widths = part_widths(source, target, pooling)
-    maps = {part: LinearStitch(*width) for part, width in widths.items()}
+    maps = {part: LinearStitch(*width) for part, width in part_widths(source, target, pooling).items()}
     return StitchingLayer(source, target, pooling, maps["body"], maps.get("prefix"))
 
 
@@ -50,9 +49,7 @@ JOINED = [
 
 
 @pytest.mark.parametrize(("source", "target", "pooling"), JOINED, ids=lambda value: str(value))
-def test_what_comes_out_has_the_form_of_the_target(
-    source: RepresentationSpec, target: RepresentationSpec, pooling: str
-) -> None:
+def test_output_has_the_target_form(source: RepresentationSpec, target: RepresentationSpec, pooling: str) -> None:
     assert layer_of(source, target, pooling)(sample(source)).spec == target
 
 
@@ -60,8 +57,7 @@ def test_what_comes_out_has_the_form_of_the_target(
 @pytest.mark.parametrize("target", [CNN, VIT, SWIN, TEXT, VECTOR], ids=str)
 def test_a_pooled_stitch_gives_one_position(pooling: str, target: RepresentationSpec) -> None:
     for source in (VIT, TEXT, VECTOR):
-        representation = sample(source)
-        out = layer_of(source, target, pooling)(representation)
+        out = layer_of(source, target, pooling)(sample(source))
         assert out.layout == target.layout
         assert out.rows("flatten").shape == (3, target.width)
         assert out.prefix_tokens == 0
@@ -136,9 +132,7 @@ def test_mean_only_ignores_what_comes_in() -> None:
 
 
 @pytest.mark.parametrize(("source", "target", "pooling"), JOINED, ids=lambda value: str(value))
-def test_rows_pair_up_in_the_widths_of_the_maps(
-    source: RepresentationSpec, target: RepresentationSpec, pooling: str
-) -> None:
+def test_rows_have_the_widths_of_the_maps(source: RepresentationSpec, target: RepresentationSpec, pooling: str) -> None:
     pairs = paired_rows(sample(source), sample(target), pooling)
     assert {part: (x.shape[1], y.shape[1]) for part, (x, y) in pairs.items()} == part_widths(source, target, pooling)
     for x, y in pairs.values():

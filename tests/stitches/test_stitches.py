@@ -44,8 +44,7 @@ def test_identity_keeps_nan_infinity_and_negative_zero() -> None:
 def test_linear_is_the_affine_map_of_its_weights() -> None:
     stitch = LinearStitch(3, 2, dtype=torch.float64)
     x = torch.randn(5, 4, 3, dtype=torch.float64)
-    expected = torch.einsum("bni,oi->bno", x, stitch.weight) + stitch.bias
-    torch.testing.assert_close(stitch(x), expected)
+    torch.testing.assert_close(stitch(x), torch.einsum("bni,oi->bno", x, stitch.weight) + stitch.bias)
     assert stitch.matrix() is stitch.weight
 
 

@@ -55,17 +55,14 @@ def grid(folder: Path) -> Any:
     """Its checkpoint has moments, measures, and that of a training."""
     options = {"batch_size": BATCH, "checkpoint_dir": folder, "progress": False, "resamples": 20}
     matchers = ["lstsq", TaskLoss(max_steps=6, batch_size=BATCH)]
-    return hf_stitch.stitch_grid(
-        *sides(), samples(), **LAYERS, matchers=matchers, task="image-classification", **options
-    ).to_dict()
+    options |= {"matchers": matchers, "task": "image-classification"}
+    return hf_stitch.stitch_grid(*sides(), samples(), **LAYERS, **options).to_dict()
 
 
 def training(folder: Path) -> Any:
-    model = hf_stitch.stitch(
-        *sides(), samples(), source_layer="1", target_layer="3", task="image-classification", progress=False
-    )
-    matcher = TaskLoss(max_steps=12, batch_size=BATCH, patience=3)
-    found = matcher.fit(
+    options = {"source_layer": "1", "target_layer": "3", "task": "image-classification", "progress": False}
+    model = hf_stitch.stitch(*sides(), samples(), **options)
+    found = TaskLoss(max_steps=12, batch_size=BATCH, patience=3).fit(
         model, samples(), validation_data=samples(), checkpoint_dir=folder, save_every=1, progress=False
     )
     return [value.tolist() for value in found.state_dict().values()]

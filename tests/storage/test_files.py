@@ -95,8 +95,7 @@ def test_a_power_failure_finds_each_file_on_the_disk_before_its_name(folder: Pat
     new, here = {(folder / name).stat().st_ino for name in NEWER}, folder.stat().st_ino
     journal = next(inode for what, inode in disk if what == "done")
     decided, done = disk.index(("rename", journal)), disk.index(("done", journal))
-    before = {inode for what, inode in disk[:decided] if what == "sync"}
-    assert {*new, journal} <= before
+    assert {*new, journal} <= {inode for what, inode in disk[:decided] if what == "sync"}
     placed = [disk.index(("rename", inode)) for inode in new]
     assert "sync" in [what for what, _ in disk[decided : min(placed)]]
     assert ("sync", here) in disk[max(placed) : done]
@@ -123,9 +122,7 @@ def test_an_exception_leaves_the_old_files(folder: Path) -> None:
     assert not (folder / ASIDE).exists()
 
 
-def test_an_interrupt_once_the_save_is_decided_leaves_the_new_files(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_after_the_decision_leaves_the_new_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rename = Path.replace
 
     def interrupted(self: Path, to: Path) -> Path:
@@ -212,9 +209,7 @@ def test_of_several_writers_one_wins_whole(folder: Path) -> None:
     assert len(set(load().values())) == 1
 
 
-def test_a_hidden_folder_that_goes_while_it_is_made_is_made_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hidden_folder_that_disappears_is_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = os.mkdir
     raised: list[Path] = []
 

@@ -86,8 +86,7 @@ def test_texts_are_measured_and_trained_as_each_alone_whatever_pads_them(name: s
         inputs = task.inputs(network, batch.samples)
         with torch.no_grad():
             measured = task.measure({"target": network.forward(inputs)}, (batch, inputs), (batch, inputs))["target"]
-        labels = task.labels(batch)
-        return measured, task.asked(network, batch.samples, labels) if task.per_token else None
+        return measured, task.asked(network, batch.samples, task.labels(batch)) if task.per_token else None
 
     together, asked = read(data.take(6))
     for place in range(6):

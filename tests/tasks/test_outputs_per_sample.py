@@ -49,8 +49,7 @@ def bert(head: str, seed: int = 0) -> hf_stitch.Adapter:
 @cache
 @torch.no_grad()
 def outputs(network: Any) -> torch.Tensor:
-    found = [network.forward(network.preprocess([text])).logits for text in TEXTS]
-    return torch.cat(found).double()
+    return torch.cat([network.forward(network.preprocess([text])).logits for text in TEXTS]).double()
 
 
 def labels_of(head: str, network: hf_stitch.Adapter) -> np.ndarray[Any, Any]:
@@ -75,8 +74,7 @@ def test_figures_of_regression_are_those_of_scipy_and_sklearn_on_every_resample(
     rng = np.random.default_rng(0)
     label, target, own = (rng.normal(size=(40, count)) for _ in range(3))
     own, target = (label + own).round(1), label + 0.1 * target  # with ties
-    rows = {"target": {"value": target, "label": label}, "stitched": {"value": own}}
-    found = drawn("regression", rows)["stitched"]
+    found = drawn("regression", {"target": {"value": target, "label": label}, "stitched": {"value": own}})["stitched"]
     for place, weights in enumerate(np.concatenate(list(resampled(40, 5, 0)))):
         again = np.repeat(np.arange(40), weights.astype(int))
         x, y, whole = own[again], label[again], target[again]
@@ -130,8 +128,7 @@ def test_constants_are_no_better_than_chance() -> None:
     target = {"value": label + 0.5, "label": label}
     chance = task_named("regression").chance({"target": target}, 0)
     np.testing.assert_allclose(chance["value"], label.mean())
-    constant = {"value": np.full((50, 1), 1000.0)}
-    found = drawn("regression", {"target": target, "chance": chance, "constant": constant})
+    found = drawn("regression", {"target": target, "chance": chance, "constant": {"value": np.full((50, 1), 1000.0)}})
     assert found["chance"]["r2"][0] == pytest.approx(0, abs=1e-12) and (found["chance"]["r2"][1:] <= 1e-12).all()
     assert (found["constant"]["r2"] <= 1e-12).all()
     assert all(np.isnan(found[who][name]).all() for who in ("chance", "constant") for name in ("pearson", "spearman"))
@@ -143,8 +140,7 @@ def test_constants_are_no_better_than_chance() -> None:
     kinds = {"score": classes - 0.5, "label": classes}
     chance = task_named("multi-label-classification").chance({"target": kinds}, 0)
     found = drawn("multi-label-classification", {"target": kinds, "chance": chance})["chance"]
-    share = classes.mean(0)
-    assert found["mean_average_precision"][0] == pytest.approx(share.mean())
+    assert found["mean_average_precision"][0] == pytest.approx(classes.mean(0).mean())
     assert found["exact_match"][0] == (classes == [1, 0]).all(1).mean()
 
 
@@ -217,11 +213,7 @@ def test_labels_are_read_as_they_come(head: str) -> None:
     model = hf_stitch.stitch(network, network, TEXTS[:20], matcher="identity", **CUT)
     expected = hf_stitch.evaluate(model, data_of(head, network).take(40), progress=False, resamples=9)
     assert len(expected.scores["target"]) > 3
-    for data in (
-        rows,
-        datasets.Dataset.from_list(rows),
-        datasets.Dataset.from_list(rows).rename_column("label", "target"),
-    ):
+    for data in (rows, stored := datasets.Dataset.from_list(rows), stored.rename_column("label", "target")):
         found = hf_stitch.evaluate(model, data, progress=False, resamples=9)
         assert repr(found.scores) == repr(expected.scores)  # some are NaN
 
@@ -252,10 +244,9 @@ def test_a_temperature_is_refused_without_probabilities(monkeypatch: pytest.Monk
     network, warm = bert("one number"), TaskLoss(max_steps=1, temperature=2)
     with pytest.raises(ValueError, match=r"temperature.* regression"):
         hf_stitch.stitch(network, network, TEXTS, matcher=warm, **CUT)
+    layers = {"layers_a": [BERT], "layers_b": [BERT], "progress": False}
     with pytest.raises(ValueError, match=r"temperature.* regression"):
-        hf_stitch.stitch_grid(
-            network, network, TEXTS, matchers=["lstsq", warm], layers_a=[BERT], layers_b=[BERT], progress=False
-        )
+        hf_stitch.stitch_grid(network, network, TEXTS, matchers=["lstsq", warm], **layers)
 
 
 # -- which task --------------------------------------------------------------------------------------------------------
@@ -283,8 +274,7 @@ def test_the_task_of_own_networks_can_be_said() -> None:
 def test_rerankers_and_reward_models_are_regression() -> None:
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=64, n_embd=16, n_layer=2, n_head=2, num_labels=1, pad_token_id=0)
-    reward = adapted("gpt2", transformers.GPT2ForSequenceClassification(config).eval())
-    assert reward.task == "regression"
+    assert adapted("gpt2", transformers.GPT2ForSequenceClassification(config).eval()).task == "regression"
     reranker = bert("one number")
     pairs = [(text, other) for text, other in zip(TEXTS, TEXTS[1:] + TEXTS[:1], strict=True)]
     scores = [float(i % 2) for i in range(150)]
@@ -304,11 +294,8 @@ def test_a_model_recorded_as_a_classifier_has_the_task_of_its_head_and_no_scores
     for name, file in (("model", "config.json"), ("stitcher", "stitch.json")):
         path = next((tmp_path / name).glob(file), None) or next((tmp_path / name).glob("*.json"))
         record = json.loads(path.read_text())
-        record |= {
-            "task": "text-classification",
-            "scores": scores,
-            "recipe": {**record["recipe"], "audit": {"verdict": "x"}},
-        }
+        recipe = {**record["recipe"], "audit": {"verdict": "x"}}
+        record |= {"task": "text-classification", "scores": scores, "recipe": recipe}
         path.write_text(json.dumps(record))
     with pytest.warns(UserWarning, match=f"but its head is for {model.task}: the model has this task") as told:
         again = StitchedModel.from_pretrained(tmp_path / "model", allow_modified=True)

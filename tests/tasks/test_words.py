@@ -33,9 +33,8 @@ def tokenizer() -> Any:
     parts = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", *WORDS[:6], *(f"##{word}" for word in WORDS[:6]), ",", ".", "x"]
     made = Tokenizer(models.WordPiece({part: place for place, part in enumerate(parts)}, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
-    )
+    special = [("[CLS]", 1), ("[SEP]", 2)]
+    made.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=special)
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
     )
@@ -63,10 +62,9 @@ def of_words(net: Any, text: str) -> list[int]:
 
 def labels_of(net: Any, noise: int = 7) -> list[list[int]]:
     """Classes that the network often predicts, with some words that do not count."""
-    found = [of_words(net, text) for text in TEXTS]
     return [
         [IGNORED if (i + j) % 11 == 0 else (kind + ((i * 3 + j) % noise == 0)) % 5 for j, kind in enumerate(row)]
-        for i, row in enumerate(found)
+        for i, row in enumerate([of_words(net, text) for text in TEXTS])
     ]
 
 
@@ -122,10 +120,8 @@ def test_a_network_stitched_to_itself_is_the_network_in_every_verb() -> None:
     data = Samples.of(TEXTS, label=labels)
     found = hf_stitch.evaluate(model, data, batch_size=7, resamples=50, examples=2, progress=False)
     true = [kind for row in labels for kind in row if kind != IGNORED]
-    pairs = [
-        (a, b) for text, row in zip(TEXTS, labels, strict=True) for a, b in zip(of_words(net, text), row, strict=True)
-    ]
-    own = [a for a, b in pairs if b != IGNORED]
+    words = [word for text in TEXTS for word in of_words(net, text)]
+    own = [a for a, b in zip(words, [b for row in labels for b in row], strict=True) if b != IGNORED]
     for who in ("stitched", "identity", "source", "target"):
         row = {name: score.value for name, score in found.scores[who].items()}
         assert row["accuracy"] == pytest.approx(metrics.accuracy_score(true, own))
@@ -178,9 +174,7 @@ def test_classes_that_are_no_parts_of_entities_have_no_f1_and_unlabelled_texts_a
     ],
 )
 @pytest.mark.parametrize("matcher", ["lstsq", TaskLoss(max_steps=1, labels="hard")])
-def test_what_has_no_classes_of_words_is_refused(
-    matcher: Any, label: Any, options: dict[str, Any], message: str
-) -> None:
+def test_data_without_word_classes_is_refused(matcher: Any, label: Any, options: dict[str, Any], message: str) -> None:
     rest = {name: value for name, value in options.items() if name != "pairs"}
     texts = [(text, text) for text in TEXTS] if options.get("pairs") else TEXTS
     data, layers = Samples.of(texts, label=[label(len(text.split())) for text in TEXTS]), [LAYER]

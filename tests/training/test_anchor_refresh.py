@@ -58,8 +58,7 @@ def test_custom_loop_refreshes_every_three_steps() -> None:
         seen.append(model[1].anchors.clone())
         with torch.no_grad():
             model[0][0].weight.mul_(1.1)
-    changed = [not torch.equal(a, b) for a, b in itertools.pairwise(seen)]
-    assert changed == [False, False, True, False, False, True]
+    assert [not torch.equal(a, b) for a, b in itertools.pairwise(seen)] == [False, False, True, False, False, True]
 
 
 def test_encoder_outside_the_model_runs_in_eval_mode_and_is_restored() -> None:
@@ -103,9 +102,8 @@ def embedded(model: hf_stitch.StitchedModel) -> Tensor:
 def relative() -> hf_stitch.StitchedModel:
     torch.manual_seed(0)
     encoder = hf_stitch.load(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), example_inputs=torch.randn(2, 4))
-    return hf_stitch.relative_model(
-        encoder, X[:10], layer="1", num_labels=2, task="image-classification", progress=False
-    )
+    options = {"num_labels": 2, "task": "image-classification", "progress": False}
+    return hf_stitch.relative_model(encoder, X[:10], layer="1", **options)
 
 
 def trained(folder: Path, model: hf_stitch.StitchedModel, *callbacks: TrainerCallback, **options: Any) -> Trainer:

@@ -410,8 +410,7 @@ def dynamics(*curve: float, distance: bool = False) -> Dynamics:
 )
 def test_settled(curve: tuple[float, ...], threshold: float, when: float) -> None:
     assert dynamics(*curve).settled(threshold) == {"layer": when}
-    mirrored = dynamics(*(1 - value for value in curve), distance=True)
-    assert mirrored.settled(1 - threshold + 1e-12) == {"layer": when}
+    assert dynamics(*(1 - value for value in curve), distance=True).settled(1 - threshold + 1e-12) == {"layer": when}
 
 
 def test_dynamics_are_drawn_and_must_fit_together() -> None:
@@ -437,8 +436,7 @@ class Made:
         SimilarityCallback(reference, PROBE, *layers, **options).attach(self.run, self.own)
 
     def stitchability(self, *pairs: Any, reference: Any = None, data: Any = None) -> None:
-        watch = StitchabilityCallback(reference or self.reference, data or self.data, *pairs)
-        watch.measure(adapter(net()), step=0)
+        StitchabilityCallback(reference or self.reference, data or self.data, *pairs).measure(adapter(net()), step=0)
 
 
 def similarity(reference: Any = "start", probe: Any = PROBE, **options: Any) -> SimilarityCallback:
@@ -471,7 +469,9 @@ REFUSALS: dict[str, Callable[[Made], object]] = {
     "not layers": lambda made: similarity(metrics=["disagreement"]),
     "every must be": lambda made: similarity(every="epochs"),
     "slashes": lambda made: similarity(name="a/b"),
-    "another order": lambda made: similarity(hf_stitch.Activations(made.saved.values, made.saved.ids[::-1], "mean")),
+    "in a different order": lambda made: similarity(
+        hf_stitch.Activations(made.saved.values, made.saved.ids[::-1], "mean")
+    ),
     "pooling='mean', not 'cls'": lambda made: similarity(made.saved, pooling="cls"),
     r"did you mean 'blocks\.1'": lambda made: made.attach("start", ["block.1"]),
     "must accept the same kind of samples": lambda made: made.attach(of_texts()),
@@ -506,14 +506,12 @@ def test_new_model_of_model_init_is_measured(tmp_path: Path) -> None:
     config = ViTConfig(
         hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8, image_size=8, patch_size=4
     )
-    data = [{"pixel_values": torch.randn(3, 8, 8), "labels": i % 2} for i in range(8)]
     run = Trainer(
         model_init=lambda: ViTForImageClassification(config),
         args=TrainingArguments(str(tmp_path), use_cpu=True, num_train_epochs=1, report_to=[], disable_tqdm=True),
-        train_dataset=data,
+        train_dataset=[{"pixel_values": torch.randn(3, 8, 8), "labels": i % 2} for i in range(8)],
     )
-    probe = torch.randn(12, 3, 8, 8)
-    callback = SimilarityCallback("start", probe).attach(run)  # transformers models need no adapter
+    callback = SimilarityCallback("start", torch.randn(12, 3, 8, 8)).attach(run)  # transformers models need no adapter
     before = run.model
     run.train()
     assert run.model is not before

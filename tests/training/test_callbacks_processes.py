@@ -63,9 +63,7 @@ def own_buffers() -> list[float]:
 
 
 def share(rank: int, folder: Path) -> None:
-    """Train as one of several processes."""
-    found = {**train(folder, batch=4), "buffers": own_buffers()}
-    (folder / f"{rank}.json").write_text(json.dumps(found))
+    (folder / f"{rank}.json").write_text(json.dumps({**train(folder, batch=4), "buffers": own_buffers()}))
 
 
 def flat(value: Any) -> list[float]:

@@ -49,7 +49,7 @@ def test_a_stitch_that_beats_no_baseline_says_so_with_the_names_of_the_baselines
 
 def test_a_further_baseline_takes_the_name_of_no_other_score(b: Adapter) -> None:
     model = stitch(made(0), b, labelled(b), source_layer="1", target_layer="1", matcher="ridge", **SCORED)
-    for name in ("stitched", "source", "target", "chance"):
+    for name in ("stitched", "identity", "mean_only", "source", "target", "chance"):
         with pytest.raises(ValueError, match=f"baselines must not contain the reserved name '{name}'"):
             evaluate(model, labelled(b), target=b, baselines={name: model.stitch}, **QUIET)
 
@@ -83,10 +83,9 @@ def test_lower_figures_are_better_where_they_measure_a_loss() -> None:
 
 
 def test_a_grid_counts_the_stitches_that_beat_no_baseline(b: Adapter) -> None:
+    layers: dict[str, Any] = {"layers_a": ["1"], "layers_b": ["3"]}
     with pytest.warns(UserWarning, match="of 2 stitches are not better than the mean activations"):
-        grid = stitch_grid(
-            made(0), b, labelled(b), layers_a=["1"], layers_b=["3"], matchers=["ridge", "random"], **SCORED
-        )
+        grid = stitch_grid(made(0), b, labelled(b), matchers=["ridge", "random"], **layers, **SCORED)
     assert grid.no_better == ("random: 1 -> 3",)
     assert "1 of 2 stitches are not better than the mean activations of the target or chance" in printed(grid)
 
@@ -95,8 +94,7 @@ def test_a_stitch_inside_one_network_is_said_to_be_no_correspondence(b: Adapter)
     said = "source and target are the same network"
     layers = {"source_layer": "1", "target_layer": "3", "matcher": "ridge"}
     for source in (b, made(0)):
-        found = stitch(source, b, labelled(b), **layers, **SCORED).evaluation
-        assert (said in printed(found)) == (source is b)
+        assert (said in printed(stitch(source, b, labelled(b), **layers, **SCORED).evaluation)) == (source is b)
     assert said in printed(stitch_grid(b, b, labelled(b), layers_a=["3"], layers_b=["1"], matchers=["ridge"], **SCORED))
 
 

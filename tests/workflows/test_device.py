@@ -36,8 +36,7 @@ ACTIVATIONS = 17 * 8
 
 def measured(path: str, kind: str, verbs: list[str]) -> None:
     """Write the slopes of verbs and the lines that wait."""
-    found = {verb: [device.slopes(kind, verb), device.lines(kind, verb)] for verb in verbs}
-    Path(path).write_text(json.dumps(found))
+    Path(path).write_text(json.dumps({verb: [device.slopes(kind, verb), device.lines(kind, verb)] for verb in verbs}))
 
 
 def slopes_of(kind: str, verbs: list[str], folder: Path) -> dict[str, Any]:
@@ -58,9 +57,7 @@ def test_waits_grow_with_batches_not_with_layers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize(("metric", "precision"), [("linear_cka", 1e-9), ("minibatch_cka", 1e-5)])
-def test_statistics_of_bfloat16_networks_are_in_the_documented_dtype(
-    metric: str, precision: float, autocast: bool
-) -> None:
+def test_statistics_of_bfloat16_have_the_documented_dtype(metric: str, precision: float, autocast: bool) -> None:
     """Float64 for moments and Gram matrices of all samples, float32 for those of minibatches."""
     networks = [hf_stitch.load(copy.deepcopy(net("vit", seed).model), example_inputs=images(2)) for seed in (0, 1)]
     for network in networks if not autocast else []:
@@ -70,9 +67,7 @@ def test_statistics_of_bfloat16_networks_are_in_the_documented_dtype(
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         found = hf_stitch.compare(*networks, images(), **options)[metric]
         rows = [extract(each, images(), batch_size=16, progress=False) for each in networks]
-    wide = [
-        hf_stitch.Activations({k: v.double() for k, v in each.values.items()}, each.ids, each.pooling) for each in rows
-    ]
+    wide = [hf_stitch.Activations({k: v.double() for k, v in x.values.items()}, x.ids, x.pooling) for x in rows]
     assert np.abs(found - hf_stitch.compare(*wide, **options)[metric]).max() < precision
 
 

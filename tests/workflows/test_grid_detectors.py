@@ -52,7 +52,7 @@ def watched(folder: Any, images: Any) -> StitchGrid:
 
 
 @pytest.mark.filterwarnings("error", "ignore:.* not better than ")
-def test_what_was_scored_is_kept_unless_a_fit_has_other_bits(
+def test_scores_are_kept_unless_a_fit_has_other_bits(
     images: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Checkpoint, "due", lambda self, done: self.lasting)

@@ -42,9 +42,7 @@ def everything(folder: Path, result: Result) -> bytes:
     return b"".join([*(path.read_bytes() for path in folder.rglob("*") if path.is_file()), str(result).encode()])
 
 
-def test_a_comparison_names_local_folders_by_what_tells_them_apart(
-    folders: list[str], images: Any, tmp_path: Path
-) -> None:
+def test_a_comparison_names_local_folders_by_their_differences(folders: list[str], images: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {"layers_a": [LAYER], "layers_b": [LAYER], **QUIET}
     found = hf_stitch.compare(*folders[:2], images, checkpoint_dir=tmp_path / "job", **options)
     assert found.recipe["a"]["name"] == "first/vit" and found.recipe["b"]["name"] == "second/vit"
@@ -94,9 +92,8 @@ def test_trained_maps_and_their_checkpoints_hold_no_path(folders: list[str], ima
 
 def test_relative_models_and_anchors_hold_no_path(folders: list[str], images: Any, tmp_path: Path) -> None:
     anchors = Samples.of(images[:20])
-    made = hf_stitch.relative_model(
-        folders[0], anchors, layer=LAYER, num_labels=5, task="image-classification", progress=False
-    )
+    options: dict[str, Any] = {"num_labels": 5, "task": "image-classification", "progress": False}
+    made = hf_stitch.relative_model(folders[0], anchors, layer=LAYER, **options)
     made.save_pretrained(tmp_path / "model")
     swapped = hf_stitch.swap(made, folders[1], anchors, encoder_layer=LAYER, data=images[20:], progress=False)
     swapped.save_pretrained(tmp_path / "swapped")

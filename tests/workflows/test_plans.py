@@ -74,11 +74,10 @@ def test_every_long_job_has_a_plan(job: str, stitched: hf_stitch.StitchedModel, 
 
 
 def test_the_plan_of_a_swap_reads_one_batch_of_the_anchors(images: Tensor) -> None:
-    plan = hf_stitch.plan(
-        hf_stitch.swap, network("cnn"), network("cnn", 1), images, data=images[:30], batch_size=8, **SWAPPED
-    )
+    swapping = hf_stitch.swap, network("cnn"), network("cnn", 1), images
+    plan = hf_stitch.plan(*swapping, data=images[:30], batch_size=8, **SWAPPED)
     assert set(plan.stages) == {"encoding anchors", "fitting", "scoring"}
-    alone = hf_stitch.plan(hf_stitch.swap, network("cnn"), network("cnn", 1), images, batch_size=8, **SWAPPED)
+    alone = hf_stitch.plan(*swapping, batch_size=8, **SWAPPED)
     assert set(alone.stages) == {"encoding anchors", "fitting"}
 
 
@@ -112,8 +111,7 @@ def test_statistics_take_the_planned_memory(images: Tensor) -> None:
     assert plan.memory["moments"] == sum(each.nbytes for key, each in state.items() if not key.endswith("pending"))
     by_rows = hf_stitch.plan(hf_stitch.stitch, a, b, images, test_size=20, matcher="retrieval", **layers)
     rows = CollectedPair(Pair(a, b).at([pair]), PairedSamples.of(images[:100])).rows(pair)
-    kept = sum(features.x.nbytes + features.y.nbytes for features in rows.values())
-    assert by_rows.memory["rows"] == kept
+    assert by_rows.memory["rows"] == sum(features.x.nbytes + features.y.nbytes for features in rows.values())
 
 
 class Deaf(nn.Module):
@@ -227,8 +225,7 @@ def test_equal_blocks_run_once_and_a_plan_is_for_devices_that_are_not_here() -> 
     spread = device.memory["networks"] + device.memory["statistics"]
     room = 80e9 - device.memory["largest output"]
     assert (device.devices - 1) * room < spread <= device.devices * room and device.fits and "GPU" in device.job
-    measured = Plan("stitch", {"fitting": 1.0}, {}, {}, 1, 1)
-    for plan, memory in ((found, 1e9), (measured, 80e9)):
+    for plan, memory in ((found, 1e9), (Plan("stitch", {"fitting": 1.0}, {}, {}, 1, 1), 80e9)):
         with pytest.raises(ValueError, match="requires a plan without data"):
             plan.on("GPU", memory, 1e15)
 

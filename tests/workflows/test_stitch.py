@@ -70,9 +70,7 @@ def test_a_network_stitched_to_itself_with_the_identity_is_unchanged(
         ("swin", "convnext", {"matcher": "low_rank", "rank": 3}),
     ],
 )
-def test_output_equals_encode_stitch_decode(
-    source: str, target: str, options: Any, net: Any, inputs: Any, images: Any
-) -> None:
+def test_output_equals_its_parts(source: str, target: str, options: Any, net: Any, inputs: Any, images: Any) -> None:
     a, b, layers = net(source), net(target, 1), (LAYERS[source], LAYERS[target])
     model = stitched(a, b, images, layers, **options)
     batch = inputs(a)
@@ -94,12 +92,10 @@ def test_only_layers_that_run_are_kept_and_the_networks_are_unchanged(net: Any, 
     before = state(a), state(b), torch.get_rng_state().tolist()
     model = stitched(a, b, images, (LAYERS["vit"], LAYERS["cnn"]))
     assert (state(a), state(b), torch.get_rng_state().tolist()) == before
-    parameters = {id(p) for parent in (a, b) for p in parent.model.parameters()}
-    assert not parameters & {id(p) for p in model.parameters()}
+    assert not {id(p) for parent in (a, b) for p in parent.model.parameters()} & {id(p) for p in model.parameters()}
     halves = [sum(p.numel() for p in half.parameters()) for half in (model.source, model.target)]
-    assert all(
-        0 < n < sum(p.numel() for p in parent.model.parameters()) for n, parent in zip(halves, (a, b), strict=True)
-    )
+    wholes = [sum(p.numel() for p in parent.model.parameters()) for parent in (a, b)]
+    assert all(0 < half < whole for half, whole in zip(halves, wholes, strict=True))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert not any(m.training for m in model.modules())
     names = [name for name, _ in model.named_parameters()]
@@ -209,8 +205,7 @@ def test_missing_inputs_and_labels_without_a_head(net: Any, images: Any) -> None
 def test_a_pooled_stitch_replaces_the_cls_token_of_the_target(net: Any, images: Any) -> None:
     """The head of a ViT reads only the CLS token, so a pooled self-stitch at the last block must agree."""
     a, layer = net("vit"), "vit.layers.2"
-    found = stitched(a, a, images, (layer, layer), matcher="lstsq", pooling="cls")
-    assert found.evaluation["agreement"].value == 1
+    assert stitched(a, a, images, (layer, layer), matcher="lstsq", pooling="cls").evaluation["agreement"].value == 1
     with torch.no_grad():
         representation = a.encode(images[0]["image"][None], layer)[layer]
     pooled = paired_rows(representation, representation, "mean")["body"]
@@ -235,9 +230,8 @@ def test_auto_selects_the_most_similar_layer_of_the_source() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4)), nn.Linear(6, 3))
     a = hf_stitch.load(net, example_inputs=torch.randn(2, 6))
-    stitched = hf_stitch.stitch(
-        a, a, torch.randn(300, 6), source_layer="auto", target_layer="2", task=None, progress=False
-    )
+    data = torch.randn(300, 6)
+    stitched = hf_stitch.stitch(a, a, data, source_layer="auto", target_layer="2", task=None, progress=False)
     assert stitched.stitcher.source_layer == "2"
     assert stitched.config.recipe["source_layer"] == "auto"
 

@@ -120,8 +120,7 @@ def test_trainer_trains_a_head_alone_and_with_a_frozen_encoder(tmp_path: Path) -
 # -- relative models
 def test_a_relative_model_equals_its_parts_in_sequence() -> None:
     x = torch.randn(5, 4)
-    vectors = RELATIVE.stitch.body(A.encode(x, LAYER)[LAYER].values)
-    assert torch.equal(RELATIVE.transfer(input=x).values, vectors)
+    assert torch.equal(RELATIVE.transfer(input=x).values, RELATIVE.stitch.body(A.encode(x, LAYER)[LAYER].values))
     assert accuracy(RELATIVE) > 0.8
     assert accuracy(ABSOLUTE) > 0.8
     assert RELATIVE.anchors is not None
@@ -206,8 +205,7 @@ def test_a_rotated_scaled_and_shifted_encoder_leaves_predictions_of_a_relative_m
     assert swapped.anchors is not None
     assert swapped.anchors.has(B, LAYER)
     # The anchor set now contains both encodings, so the swap back needs no samples.
-    back = swap(swapped, encoder=A)
-    assert torch.equal(back(input=x).logits, RELATIVE(input=x).logits)
+    assert torch.equal(swap(swapped, encoder=A)(input=x).logits, RELATIVE(input=x).logits)
 
 
 def decoded() -> hf_stitch.StitchedModel:
@@ -228,14 +226,11 @@ def test_a_relative_model_with_its_first_encoder_is_scored_beside_itself(kind: s
     else:
         assert found["accuracy"].value == found.scores["target"]["accuracy"].value == pytest.approx(accuracy(model))
         assert found["agreement"].value == 1 > found.scores["mean_only"]["agreement"].value
-    plan = hf_stitch.plan(hf_stitch.evaluate, model, TEST)
-    assert plan.seconds > 0
+    assert hf_stitch.plan(hf_stitch.evaluate, model, TEST).seconds > 0
 
 
 @pytest.mark.parametrize("similarities", ["cosine", None])
-def test_a_saved_relative_model_is_scored_beside_itself(
-    similarities: str | None, net: Any, images: Any, tmp_path: Path
-) -> None:
+def test_a_saved_relative_model_is_scored(similarities: str | None, net: Any, images: Any, tmp_path: Path) -> None:
     net("vit").model.save_pretrained(tmp_path / "encoder")
     encoder, samples = hf_stitch.load(str(tmp_path / "encoder")), Samples.of(images)
     options: dict[str, Any] = {"layer": encoder.layers[1], "num_labels": 5, "progress": False}
@@ -288,8 +283,7 @@ def test_an_absolute_model_trained_end_to_end_is_matched_with_its_current_encode
     x = torch.randn(9, 4)
     torch.testing.assert_close(swapped(input=x).logits, model(input=x).logits, rtol=1e-3, atol=1e-3)
     # The anchor set now contains both encodings.
-    back = swap(swapped, encoder=its_own, matcher="lstsq")
-    assert torch.equal(back(input=x).logits, swapped(input=x).logits)
+    assert torch.equal(swap(swapped, encoder=its_own, matcher="lstsq")(input=x).logits, swapped(input=x).logits)
     known = AnchorSet.of(ANCHORS).encode(its_own, "2", ANCHORS, progress=False)
     with pytest.raises(ValueError, match=r"encoder of this absolute model has changed .* pass the anchors as samples"):
         swap(model, encoder=its_own, anchors=known)
@@ -305,8 +299,7 @@ def test_the_encoder_of_a_network_is_replaced_from_anchors_alone(given: str) -> 
     assert {"inverse_relative", "identity", "mean_only", "target", "chance"} < set(swapped.evaluation.scores)
     assert swapped.config.recipe["matcher"]["name"] == "procrustes"
     assert swapped.config.recipe["matcher"]["scale"] is True
-    again = swap(swapped, encoder=WIDER, anchors=ANCHORS)
-    assert again.stitch.widths == (15, 12)
+    assert swap(swapped, encoder=WIDER, anchors=ANCHORS).stitch.widths == (15, 12)
 
 
 NOISE = 0.1 * torch.randn(12, 12, generator=torch.Generator().manual_seed(1))
@@ -363,9 +356,7 @@ def test_encoders_can_take_paired_samples() -> None:
     other = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Identity())
     other[0].weight.data, other[0].bias.data = -A.model[0].weight.data, A.model[0].bias.data  # type: ignore
     c = hf_stitch.load(other, example_inputs=torch.randn(2, 4))
-    parallel, test = (
-        Samples.of(-torch.stack([X[i] for i in s.ids]), id=s.ids, label=s.labels) for s in (ANCHORS, TEST)
-    )
+    parallel, test = (Samples.of(-X[list(s.ids)], id=s.ids, label=s.labels) for s in (ANCHORS, TEST))
     swapped = swap(RELATIVE, encoder=c, paired_anchors=parallel, data=test, paired_data=TEST)
     assert swapped.evaluation["agreement"].value == 1
     assert swapped.config.recipe["paired_anchors"] == parallel.fingerprint
@@ -378,9 +369,8 @@ def test_encoders_can_take_paired_samples() -> None:
 def test_relative_models_trained_end_to_end_exchange_their_halves() -> None:
     def of(encoder: hf_stitch.Adapter) -> hf_stitch.StitchedModel:
         torch.manual_seed(1)
-        return hf_stitch.relative_model(
-            encoder, ANCHORS, layer=LAYER, center=True, num_labels=4, task=TASK, progress=False
-        )
+        options: dict[str, Any] = {"num_labels": 4, "task": TASK, "progress": False}
+        return hf_stitch.relative_model(encoder, ANCHORS, layer=LAYER, center=True, **options)
 
     one, other = of(A), of(B)
     with torch.no_grad():  # as after training: both halves change, and the anchors are encoded again
@@ -402,8 +392,6 @@ def test_relative_models_trained_end_to_end_exchange_their_halves() -> None:
 
 
 class Unread(list[Any]):
-    """Samples that must not be read."""
-
     def __len__(self) -> int:
         return 5
 
@@ -448,8 +436,7 @@ def test_the_anchors_are_saved_and_read_with_model_and_stitcher(net: Any, images
     (tmp_path / "anchors.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"does not contain anchors\.safetensors"):
         hf_stitch.StitchedModel.from_pretrained(tmp_path)
-    other = AnchorSet.of(anchors).encode(a, "layer4.0", anchors)
-    other.save_pretrained(tmp_path)
+    AnchorSet.of(anchors).encode(a, "layer4.0", anchors).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"anchors\.json was changed since config\.json was saved"):
         hf_stitch.StitchedModel.from_pretrained(tmp_path)
 

@@ -273,14 +273,14 @@ class Evidence:
             return self._auroc(case, reference, layer_detectors.known, self.watch.known_ids, ids)
         half = halves(ids, self.watch.seed, "control")
         strange, rest = ({key: values[flags] for key, values in reference.items()} for flags in (half, ~half))
-        other_ids, ids = ([i for i, flag in zip(ids, flags, strict=True) if flag] for flags in (half, ~half))
-        return self._auroc(case, strange, rest, ids, other_ids)
+        strange_ids, ids = ([i for i, flag in zip(ids, flags, strict=True) if flag] for flags in (half, ~half))
+        return self._auroc(case, strange, rest, ids, strange_ids)
 
     def _scores(
-        self, case: str, strange: Seen, reference: Seen, ids: Sequence[Id], reference_ids: Sequence[Id] | None = None
+        self, case: str, strange: Seen, reference: Seen, ids: Sequence[Id], strange_ids: Sequence[Id] | None = None
     ) -> tuple[Array, Array] | None:
         try:
-            scores = self.watch.compare(self.label, strange, reference, ids, reference_ids)
+            scores = self.watch.compare(self.label, strange, reference, ids, strange_ids)
             check_scores(*scores)
         except ValueError as error:
             self.undefined[case] = str(error)
@@ -288,14 +288,14 @@ class Evidence:
         return scores
 
     def _auroc(
-        self, case: str, strange: Seen, reference: Seen, ids: Sequence[Id], reference_ids: Sequence[Id] | None = None
+        self, case: str, strange: Seen, reference: Seen, ids: Sequence[Id], strange_ids: Sequence[Id] | None = None
     ) -> Array:
-        """Compute the AUROC of the declared sides; without ``reference_ids``, both score the same samples."""
-        if (scores := self._scores(case, strange, reference, ids, reference_ids)) is None:
+        """Compute the AUROC of the declared sides; without ``strange_ids``, both score the same samples."""
+        if (scores := self._scores(case, strange, reference, ids, strange_ids)) is None:
             return np.full(3, np.nan)
         if self.two_sided:
             scores = sided(*scores), sided(scores[1], scores[1])
-        return auroc(*scores, paired=reference_ids is None)
+        return auroc(*scores, paired=strange_ids is None)
 
 
 def _subset(activations: Representation, rows: Tensor | None) -> Representation:

@@ -94,7 +94,12 @@ class Watch:
         return records
 
     def compare(
-        self, label: str, strange: Seen, own_records: Seen, ids: Sequence[Id], other_ids: Sequence[Id] | None = None
+        self,
+        label: str,
+        strange: Seen,
+        own_records: Seen,
+        own_ids: Sequence[Id],
+        strange_ids: Sequence[Id] | None = None,
     ) -> tuple[Array, Array]:
         """Return the scores of strange activations and of the target's own activations.
 
@@ -105,7 +110,7 @@ class Watch:
         if detector.auxiliary != "stitched":
             return np.asarray(strange[label], np.float64), np.asarray(own_records[label], np.float64)
         key = f"rows.{detector.reads}"
-        split = folds(ids, self.seed), folds(ids if other_ids is None else other_ids, self.seed)
+        split = folds(own_ids, self.seed), folds(own_ids if strange_ids is None else strange_ids, self.seed)
         return crossfitted(detector, own_records[key], strange[key], split)
 
 

@@ -147,20 +147,16 @@ def one_by_one(network: Adapter, data: Any) -> dict[str, int]:
         job = _Job(network, samples, samples, (), "refit", None, None, run)
         search = job._search(network)
         start = _State(network, {block: block for stack in search.stacks for block in stack.blocks})
-        intervals = search.intervals(1)
-        intervals = (
-            intervals
-            if len(intervals) <= MOST
-            else [intervals[i * (len(intervals) - 1) // (MOST - 1)] for i in range(MOST)]
-        )
+        spans = search.intervals(1)
+        spans = spans if len(spans) <= MOST else [spans[i * (len(spans) - 1) // (MOST - 1)] for i in range(MOST)]
         exact = 0
-        for interval in intervals:
+        for interval in spans:
             weight, bias = matrix_of(network.model.get_submodule(search.joints[interval.before].projection))
             noise = [0.3 * torch.randn_like(tensor) * tensor.std() for tensor in (weight, bias) if tensor is not None]
             change = Change(noise[0], noise[1] if bias is not None else None)
             with suppress(CannotBeRebuiltError):  # a refusal counts as tried, not as exact
                 exact += job._without(start, search, interval, change).error <= EXACT
-    return {"blocks": len(start.names), "joints": len(search.joints), "tried": len(intervals), "exact": exact}
+    return {"blocks": len(start.names), "joints": len(search.joints), "tried": len(spans), "exact": exact}
 
 
 def loaded_again(suite: str, model: Any, folder: str) -> Any:
@@ -168,8 +164,7 @@ def loaded_again(suite: str, model: Any, folder: str) -> Any:
     if suite == "timm":
         return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     auto = getattr(transformers, tiny.SUITES[suite][1])
-    in_auto_class = type(model.config) in auto._model_mapping
-    return (auto if in_auto_class else type(model)).from_pretrained(folder).eval()
+    return (auto if type(model.config) in auto._model_mapping else type(model)).from_pretrained(folder).eval()
 
 
 def saved(suite: str, network: Adapter, save: Callable[[str], Any]) -> Any:
@@ -254,10 +249,8 @@ def examined(row: Row, network: Adapter, data: Any) -> Row:
     inputs = {**network.interface.options, **network.example}
     if row.suite == "causal":
         ids = inputs[network.interface.content[0]][:1]
-        agreement = generation(network.model, shortened.model.model, again, ids)
-        row = dataclasses.replace(
-            row, generation=agreement, outcome="fails" if "DIFFERENT" in agreement else row.outcome
-        )
+        verdict = generation(network.model, shortened.model.model, again, ids)
+        row = dataclasses.replace(row, generation=verdict, outcome="fails" if "DIFFERENT" in verdict else row.outcome)
     return row
 
 

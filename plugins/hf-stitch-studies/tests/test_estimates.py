@@ -77,7 +77,7 @@ def test_a_constant_predictor_has_no_correlation() -> None:
     group = {"x": np.full((5, 5), 0.3), "y": symmetric(random, 5)}
     found = pairwise.bootstrap([group], pairwise.correlations("x", "y"), 20)
     assert np.isnan(found.value)
-    assert pairwise.shown({"value": None, "low": None, "high": None}) == "–"
+    assert pairwise.cell({"value": None, "low": None, "high": None}) == "–"
 
 
 def test_auroc_counts_pairs_of_a_cluster() -> None:

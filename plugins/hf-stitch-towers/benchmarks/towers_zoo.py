@@ -107,9 +107,7 @@ def types() -> dict[str, str]:
             listed.setdefault(kind, set()).update([names] if isinstance(names, str) else names)
     classes = {}
     for kind, names in sorted(listed.items()):
-        for name in sorted(
-            names, key=lambda name: ("ForConditionalGeneration" not in name, name.endswith("Model"), name)
-        ):
+        for name in sorted(names, key=lambda n: ("ForConditionalGeneration" not in n, n.endswith("Model"), n)):
             try:
                 takes = inspect.signature(getattr(transformers, name).forward).parameters
             except (AttributeError, ImportError):  # a class that is missing, or requires a missing library
@@ -206,14 +204,14 @@ def _worded(kind: Any, tower: Any) -> Any:
     return config
 
 
-def _two_towers() -> Any:
+def _dual() -> Any:
     tower = transformers.ViTConfig(**SMALL, image_size=32, patch_size=8)
     return transformers.VisionTextDualEncoderConfig.from_vision_text_configs(
         tower, transformers.BertConfig(**SMALL, vocab_size=200), projection_dim=64
     )
 
 
-def _listener() -> Any:
+def _speech() -> Any:
     tower = transformers.Wav2Vec2Config(
         **SMALL, conv_dim=(16, 16), conv_kernel=(10, 3), conv_stride=(5, 2), num_conv_pos_embeddings=16,
         num_conv_pos_embedding_groups=4, vocab_size=200, num_feat_extract_layers=2,
@@ -221,11 +219,7 @@ def _listener() -> Any:
     return _worded(transformers.SpeechEncoderDecoderConfig, tower)
 
 
-COMPOSED = {
-    "vision-encoder-decoder": _captioner,
-    "vision-text-dual-encoder": _two_towers,
-    "speech-encoder-decoder": _listener,
-}
+COMPOSED = {"vision-encoder-decoder": _captioner, "vision-text-dual-encoder": _dual, "speech-encoder-decoder": _speech}
 """Type -> function that returns its config, for types that join two networks of other types."""
 
 
@@ -269,13 +263,11 @@ def _examined(row: Row, adapter: hf_stitch.Adapter) -> Row:
     row = dataclasses.replace(row, content=adapter.interface.content[0])
     layers = adapter.layers
     infos = [adapter.verify_cut(candidate) for candidate in adapter.candidates]
-    refused = [candidate.reason for candidate in infos if candidate.status != "verified"]
+    reasons = [candidate.reason for candidate in infos if candidate.status != "verified"]
     inexact = check(adapter, layers)
     counts = Counter(part_of(adapter, layer) for layer in layers)
-    reason = (
-        refused[0][:400] if refused else "" if layers else "none of the modules lies on every path from the content"
-    )
-    return dataclasses.replace(row, **counts, refused=len(refused), reason=reason, inexact=inexact)
+    cause = reasons[0][:400] if reasons else "" if layers else "none of the modules lies on every path from the content"
+    return dataclasses.replace(row, **counts, refused=len(reasons), reason=cause, inexact=inexact)
 
 
 # -- exchanges --------------------------------------------------------------------------------------------------------

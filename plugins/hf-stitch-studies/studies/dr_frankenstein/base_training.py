@@ -89,8 +89,7 @@ def train(base: Base, network: nn.Module, pixels: Tensor, labels: Tensor) -> Non
             use_cpu=not torch.cuda.is_available(), save_strategy="no", logging_strategy="epoch", report_to=[],
             remove_unused_columns=False,
         )  # fmt: skip
-        steps = base.epochs * -(-len(pixels) // 128)
-        optimizers = _optimizers(base, model, steps)
+        optimizers = _optimizers(base, model, base.epochs * -(-len(pixels) // 128))
         Trainer(model, arguments, train_dataset=data, data_collator=dict, optimizers=optimizers).train()
     network.to("cpu", memory_format=torch.contiguous_format)
 

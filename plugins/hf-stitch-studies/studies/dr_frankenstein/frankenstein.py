@@ -68,8 +68,7 @@ class Answers:
         only the images.
         """
         images, pairs = self._draws
-        drawn = (pairs * (above @ images.T) / (below @ images.T)).sum(0)
-        low, high = np.quantile(drawn, [0.025, 0.975])
+        low, high = np.quantile((pairs * (above @ images.T) / (below @ images.T)).sum(0), [0.025, 0.975])
         return Score(float((above.sum(1) / below.sum(1)).mean()), float(low), float(high))
 
     @cached_property

@@ -36,8 +36,7 @@ def pixels(samples: Samples) -> Tensor:
 def squares(samples: Samples) -> Tensor:
     """Return images as RGB of 32 × 32 pixels ``(n, 3, 32, 32)`` uint8, with a black frame around smaller images."""
     stacked = pixels(samples)
-    border = (32 - stacked.shape[-1]) // 2
-    return functional.pad(stacked, [border] * 4).expand(-1, 3, -1, -1).contiguous()
+    return functional.pad(stacked, [(32 - stacked.shape[-1]) // 2] * 4).expand(-1, 3, -1, -1).contiguous()
 
 
 def read(name: str, split: str, count: int | None, data_dir: str | None) -> tuple[Tensor, Tensor]:
@@ -65,5 +64,4 @@ def augmented(pixels: Tensor, generator: torch.Generator) -> Tensor:
     columns = torch.where(torch.rand(n, 1, generator=generator) < 0.5, columns.flip(1), columns)
     padded = torch.nn.functional.pad(pixels, (4, 4, 4, 4))
     # Advanced indices around a slice come first: (n, 32, 32, 3).
-    chosen = padded[torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
-    return chosen.permute(0, 3, 1, 2)
+    return padded[torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

@@ -129,8 +129,7 @@ def stuck(run: dict[str, Any], kind: str) -> list[int]:
 
 def parts(run: dict[str, Any]) -> list[bool | None]:
     """Return whether most starts are equally good, random starts are sometimes stuck, and least squares never is."""
-    some = stuck(run, RANDOM)
-    pairs = sum(map(bool, some))
+    pairs = sum(map(bool, stuck(run, RANDOM)))
     gap = study.over(behind(run))
     trained = np.median(run["relative_accuracy"][RANDOM]) >= REACHED
     return [

@@ -149,10 +149,9 @@ def _findings(scores: dict[str, dict[str, Score]]) -> Iterator[str]:
         product, chained = expected[whole][method], scores[whole][method + IN_CHAIN]
         where = "within the interval" if chain.low <= product <= chain.high else "outside the interval"
         than = "above" if chain.value > product else "below"
-        gain = "raises" if chained.value > chain.value else "lowers"
         yield study.text(__file__, "method").format(
             method=method, alone=alone, at=", ".join(LAYERS), own=chain, than=than, product=product, where=where,
-            gain=gain, chained=chained,
+            gain="raises" if chained.value > chain.value else "lowers", chained=chained,
         )  # fmt: skip
 
 
@@ -169,8 +168,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
 def multiplied(scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the product of scores, with an interval computed from their intervals, like :func:`study.difference`."""
     value = prod(score["value"] for score in scores)
-    ends = {"low": -1, "high": 1}
     return {"value": value} | {
         end: value * exp(sign * hypot(*(log(score[end] / score["value"]) for score in scores)))
-        for end, sign in ends.items()
+        for end, sign in {"low": -1, "high": 1}.items()
     }

@@ -91,8 +91,7 @@ def measured(
     for method, (name, weights) in PENALTIES.items():
         stitches[method] = {0.0: free}
         for weight in weights:
-            matcher = replace(SIZES.task_loss, penalties={name: weight})
-            [end] = stitching.trained(matcher, [start], target, train)
+            [end] = stitching.trained(replace(SIZES.task_loss, penalties={name: weight}), [start], target, train)
             stitches[method][weight] = sparsify(end)
     sparsest = dict(list(stitches[PROXIMAL].items())[-CONTINUED:])
     models = [join(source, layer, stitch, target, layer, task=target.task) for stitch in sparsest.values()]

@@ -42,10 +42,8 @@ def direct(
     return [join(source, layer, stitch, target, layer, task=target.task) for stitch in stitches]
 
 
-def trained(
-    matcher: TaskLoss, starts: Sequence[StitchedModel], target: Adapter, train: Samples
-) -> list[StitchingLayer]:
+def trained(matcher: TaskLoss, starts: Sequence[StitchedModel], target: Adapter, data: Samples) -> list[StitchingLayer]:
     """Train all stitching layers at once from their initial maps, in bfloat16 with float32 weights."""
     precision = "no" if matcher.objective.metrics else "bf16"  # metrics as penalties need full precision
     accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision=precision)
-    return matcher.fit(list(starts), train, target=target, accelerator=accelerator)
+    return matcher.fit(list(starts), data, target=target, accelerator=accelerator)

@@ -168,8 +168,7 @@ def swapped(sides: Sequence[Encoded], labels: Tensor) -> list[dict[str, Any]]:
                 moments = Moments(x.shape[1], y.shape[1]).update(x, y)
                 candidates = choices(x, y)
                 errors = held_out_errors(candidates, x, y, target.head)
-                chosen = candidates[min(errors, key=errors.__getitem__)]
-                for name, options in {DEFAULT: chosen, **MAPS}.items():
+                for name, options in {DEFAULT: candidates[min(errors, key=errors.__getitem__)], **MAPS}.items():
                     row = {"pair": [a, b], "draw": draw, "anchors": number, "map": name, "own": own_accuracy}
                     try:
                         stitch = registries.matchers.build(options).fit(moments)
@@ -184,8 +183,7 @@ def swapped(sides: Sequence[Encoded], labels: Tensor) -> list[dict[str, Any]]:
 
 def summary(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Return mean and standard deviation over pairs and draws, one row per task, architecture, map and number."""
-    grouped = table.groupby(["task", "architecture", "map", "anchors"], sort=False)
-    aggregated = grouped.agg(
+    aggregated = table.groupby(["task", "architecture", "map", "anchors"], sort=False).agg(
         own=("own", "mean"), accuracy=("accuracy", "mean"), std=("accuracy", "std"), r2=("r2", "mean"),
         n=("accuracy", "count"),
     )  # fmt: skip
@@ -270,13 +268,12 @@ def kept_shares(part: pd.DataFrame, networks: int) -> dict[int, dict[str, float]
     the number of networks, or by their number less 1 with the bias of the standard deviation.
     """
     reach = float(t.ppf(0.975, networks - 1)) * (2 / (networks - 1)) ** 0.5
-    rows = part[part["map"] == DEFAULT].set_index("anchors")
     return {
         number: {
             "value": row.accuracy / row.own, "low": (row.accuracy - reach * row["std"]) / row.own,
             "high": (row.accuracy + reach * row["std"]) / row.own,
         }
-        for number, row in rows.iterrows()
+        for number, row in part[part["map"] == DEFAULT].set_index("anchors").iterrows()
     }  # fmt: skip
 
 

@@ -187,9 +187,7 @@ def order(run: dict[str, Any]) -> dict[str, float]:
     The covered share refers to the distance from the initial similarity to 1, as the mean over the epochs in between.
     """
     depth = range(len(run["to_final"]))
-    correlations = {
-        threshold: _correlation(depth, list(layers.values())) for threshold, layers in run["settled"].items()
-    }
+    correlations = {limit: _correlation(depth, list(layers.values())) for limit, layers in run["settled"].items()}
     return correlations | {"share": _correlation(depth, list(covered(run).values()))}
 
 
@@ -213,12 +211,10 @@ def judged(run: dict[str, Any]) -> tuple[bool, bool]:
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
-    judgements = [judged(run) for run in record["runs"]]
-    first, leads = map(list, zip(*judgements, strict=True))
+    verdicts = [judged(run) for run in record["runs"]]
+    first, leads = map(list, zip(*verdicts, strict=True))
     ours = f"settle first in {sum(first)} networks, lead relative to their start in {sum(leads)}"
-    return [
-        BOTTOM_UP.row(ours, f"{len(judgements)} networks", [any(first), all(map(all, judgements))], len(judgements))
-    ]
+    return [BOTTOM_UP.row(ours, f"{len(verdicts)} networks", [any(first), all(map(all, verdicts))], len(verdicts))]
 
 
 def page(record: dict[str, Any]) -> str:

@@ -83,8 +83,7 @@ def corpus(data: Path, texts: Path | None) -> Corpus:
             if (key := " ".join(re.findall(r"[a-z]+", text.lower()))[:60]) not in seen and len(key) > 8:
                 seen.add(key)
                 unique.append(text)
-        order = random.permutation(len(unique))[: quotas.get(kind)]
-        pool += [(kind, unique[row]) for row in order]
+        pool += [(kind, unique[row]) for row in random.permutation(len(unique))[: quotas.get(kind)]]
     pool = [pool[row] for row in random.permutation(len(pool))]
     share = min(1.0, len(pool) / sum(SIZES.values()))
     parts, kinds, start = {}, {}, 0
@@ -200,8 +199,7 @@ class Teacher:
             for layer in layers:
                 state = applied(layer, state, mask)
             left, right = functional.normalize(pooled(state, tokens["attention_mask"]), dim=-1).chunk(2)
-            loss = functional.cross_entropy(left @ right.T / 0.05, torch.arange(len(rows)))
-            study.descend(optimizer, loss)
+            study.descend(optimizer, functional.cross_entropy(left @ right.T / 0.05, torch.arange(len(rows))))
         self.heads[name] = layers.requires_grad_(False)
 
 
@@ -237,8 +235,7 @@ def student(width: int, teacher: Teacher, texts: Sequence[str], targets: Vectors
     for _ in range(STEPS):
         rows = random.choice(len(texts), min(64, len(texts)), replace=False)
         outputs, goals = run([texts[row] for row in rows], 32), torch.from_numpy(targets[rows])
-        loss = (outputs @ outputs.T - goals @ goals.T).square().mean()
-        study.descend(optimizer, loss)
+        study.descend(optimizer, (outputs @ outputs.T - goals @ goals.T).square().mean())
     body.eval()
     return run
 
@@ -292,8 +289,7 @@ def embed(texts: Corpus, cache: Path) -> dict[str, dict[str, Vectors]]:
         save(folder / "tfidf_256.npy", tfidf([*texts.parts["index"], *texts.parts["training"]], joined))
     for name in set(STUDENTS) & set(missing):
         width, part = STUDENTS[name]
-        targets = divided(np.load(folder / "final.npy"))[part]
-        run = student(width, teacher, sections[part], targets)
+        run = student(width, teacher, sections[part], divided(np.load(folder / "final.npy"))[part])
         save(folder / f"{name}.npy", encoded(lambda some, name=name, run=run: {name: run(some)}, joined)[name])
         console.print(f"{name}: distilled")
     return {name: divided(np.load(folder / f"{name}.npy")) for name in ENCODERS}

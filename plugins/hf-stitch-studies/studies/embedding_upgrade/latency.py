@@ -87,8 +87,7 @@ def peak() -> float:
 
 def rewrite(embedding_map: EmbeddingMap, count: int, width: int) -> dict[str, float]:
     """Write ``count`` vectors to a file, map them batch by batch into a second file, and measure time and memory."""
-    random = np.random.default_rng(0)
-    block = random.normal(size=(BATCH, width)).astype(np.float32)
+    block = np.random.default_rng(0).normal(size=(BATCH, width)).astype(np.float32)
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "old.f32", Path(folder) / "new.f32"
         with open(source, "wb") as file:

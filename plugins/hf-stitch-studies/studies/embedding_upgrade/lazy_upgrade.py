@@ -36,8 +36,7 @@ def measured(vectors: dict[str, dict[str, Vectors]], old: str, new: str) -> dict
     Half of the queries are past queries: they choose rows, and the lazy index answers them first. All figures are
     measured on the second half.
     """
-    sides = [{part: normalized(rows) for part, rows in vectors[name].items()} for name in (old, new)]
-    before, after = sides
+    before, after = [{part: normalized(rows) for part, rows in vectors[name].items()} for name in (old, new)]
     half = len(after["queries"]) // 2
     past, queries = after["queries"][:half], after["queries"][half:]
     exact = after["index"]
@@ -180,8 +179,7 @@ def main() -> None:
     for pair in PAIRS:
         measurements.append(measured(vectors, *pair))
         Console(stderr=True).print(" → ".join(pair))
-    sizes = counts(texts)
-    record = {"texts": sizes, "index": len(texts.parts["index"]),
+    record = {"texts": counts(texts), "index": len(texts.parts["index"]),
               "queries": len(texts.parts["queries"]) - len(texts.parts["queries"]) // 2,
               "measured": measurements}  # fmt: skip
     study.write_results(NAME, record, page, arguments.out, {NAME: picture(record)})

@@ -73,8 +73,7 @@ def best(scores: Vectors, depth: int, without_self: bool = False) -> npt.NDArray
         np.fill_diagonal(scores, -np.inf)
     depth = min(depth, scores.shape[1] - without_self)
     top = np.argpartition(-scores, depth - 1, axis=1)[:, :depth]
-    order = np.argsort(-np.take_along_axis(scores, top, 1), axis=1)
-    return np.take_along_axis(top, order, 1)
+    return np.take_along_axis(top, np.argsort(-np.take_along_axis(scores, top, 1), axis=1), 1)
 
 
 def overlap(retrieved: npt.NDArray[np.int64], truth: npt.NDArray[np.int64]) -> Hits:
@@ -100,10 +99,8 @@ class Neighbours(Retrieval):
     def _divergence(self, mapped: Tensor, y: Tensor) -> Tensor:
         y, mapped = functional.normalize(y, dim=1), functional.normalize(mapped, dim=1)
         diagonal = torch.eye(len(y), dtype=torch.bool)
-        expected, got = (
-            (y @ rows.T / self.temperature).masked_fill(diagonal, -1e4).log_softmax(1) for rows in (y, mapped)
-        )
-        return functional.kl_div(got, expected, reduction="batchmean", log_target=True)
+        goal, got = ((y @ rows.T / self.temperature).masked_fill(diagonal, -1e4).log_softmax(1) for rows in (y, mapped))
+        return functional.kl_div(got, goal, reduction="batchmean", log_target=True)
 
 
 def stitch_of(matcher: Matcher, source: Vectors, target: Vectors) -> Stitch:
@@ -155,9 +152,8 @@ def agreement(embedding_map: EmbeddingMap, part: Part) -> dict[str, float]:
     """Return R² and mean cosine between mapped vectors and their targets."""
     source, target = (part.old, part.new) if embedding_map.direction == "index" else (part.new, part.old)
     mapped, target = embedding_map(normalized(source)), normalized(target)
-    squares = np.square(target - target.mean(0)).sum()
     return {
-        "r2": float(1 - np.square(mapped - target).sum() / squares),
+        "r2": float(1 - np.square(mapped - target).sum() / np.square(target - target.mean(0)).sum()),
         "cosine": float((mapped * target).sum(1).mean()),
     }
 
@@ -165,14 +161,12 @@ def agreement(embedding_map: EmbeddingMap, part: Part) -> dict[str, float]:
 def baselines(part: Part, queries: Part, documents: Part, seed: int) -> dict[str, npt.NDArray[np.int64]]:
     """Return the documents that baselines retrieve: name -> ``(n, depth)``."""
     retrieved = {"old model": ranked(queries.old, documents.old, DEPTH)}
-    equal = part.old.shape[1] == part.new.shape[1]
-    if equal:
+    if part.old.shape[1] == part.new.shape[1]:
         retrieved["no map"] = ranked(queries.new, documents.old, DEPTH)
         retrieved["whitening, both sides"] = ranked(
             whitened(queries.new, part.new), whitened(documents.old, part.old), DEPTH
         )
-    random = np.random.default_rng(seed)
-    drawn = random.normal(size=(part.old.shape[1], part.new.shape[1])).astype(np.float32)
+    drawn = np.random.default_rng(seed).normal(size=(part.old.shape[1], part.new.shape[1])).astype(np.float32)
     retrieved["random map"] = ranked(queries.new, documents.old @ drawn, DEPTH)
     anchors = part.rows(slice(1000))
     retrieved["relative, both sides"] = ranked(
@@ -180,8 +174,7 @@ def baselines(part: Part, queries: Part, documents: Part, seed: int) -> dict[str
         normalized(documents.old) @ normalized(anchors.old).T,
         DEPTH,
     )
-    ridge = dict(fitted("ridge", part, seed))["ridge, index"]
-    mapped = ridge(documents.old)
+    mapped = dict(fitted("ridge", part, seed))["ridge, index"](documents.old)
     near = np.sort(mapped @ normalized(part.new).T, axis=1)[:, -K:].mean(1)
     retrieved["CSLS on ridge"] = best(2 * normalized(queries.new) @ mapped.T - near, DEPTH)
     return retrieved
@@ -201,8 +194,7 @@ def cell(pair: tuple[str, str], count: int, seed: int, parts: dict[str, Part]) -
 
     A fifth of the pairs is held out for the choice; the measured map is fitted to all pairs.
     """
-    random = np.random.default_rng(seed)
-    chosen = parts["pairs"].rows(random.permutation(len(parts["pairs"].old))[:count])
+    chosen = parts["pairs"].rows(np.random.default_rng(seed).permutation(len(parts["pairs"].old))[:count])
     cut = max(20, len(chosen.old) // 5)
     rest, held = chosen.rows(slice(cut, None)), chosen.rows(slice(cut))
     depth = min(K, max(1, cut // 10))
@@ -234,8 +226,7 @@ def relevance_and_domains(
 ) -> dict[str, Any]:
     """Measure relevance labels and another domain, with maps fitted to all pairs or to pairs of one kind."""
     name = choice.split(",")[0]
-    random = np.random.default_rng(0)
-    chosen = parts["pairs"].rows(random.permutation(len(parts["pairs"].old))[:count])
+    chosen = parts["pairs"].rows(np.random.default_rng(0).permutation(len(parts["pairs"].old))[:count])
     questions, documents = parts["questions"], parts["documents"]
     truth = ranked(questions.new, documents.new, K)
     systems = {
@@ -326,8 +317,7 @@ def summary(cells: dict[tuple[str, str], dict[tuple[int, int], dict[str, Any]]])
     for pair, runs in cells.items():
         for count in sorted({count for count, _ in runs}):
             group = {seed: runs[number, seed] for number, seed in runs if number == count}
-            names = dict.fromkeys(name for run in group.values() for name in run["recall"])
-            for name in names:
+            for name in dict.fromkeys(name for run in group.values() for name in run["recall"]):
                 seeds = [seed for seed, run in group.items() if name in run["recall"]]
                 recall = np.array([group[seed]["recall"][name] for seed in seeds])
                 inside = np.array([group[seed]["inside"][name] for seed in seeds])
@@ -534,9 +524,7 @@ def product_table(products: dict[str, Any], chosen: Sequence[dict[str, Any]]) ->
     best_of = {("→".join(row["pair"]), row["pairs"]): row["best_recall"] for row in chosen if row["seed"] == 0}
     rows = []
     for count in sorted({outcome["pairs"] for outcomes in products.values() for outcome in outcomes}):
-        here = [
-            (key, outcome) for key, outcomes in products.items() for outcome in outcomes if outcome["pairs"] == count
-        ]
+        here = [(key, row) for key, rows in products.items() for row in rows if row["pairs"] == count]
         regrets = [best_of[key, count] - outcome["recall"] for key, outcome in here]
         forecasts = [outcome for _, outcome in here if outcome["figure"] == f"recall@{K}"]
         row = [f"{count:,}", f"{np.mean(regrets):.3f}", f"{max(regrets):.3f}"]
@@ -559,11 +547,7 @@ def verdicts_text(outcome: dict[str, Any]) -> str:
     """Describe the prediction of ``go`` from the held-out recall."""
     if outcome["auc"] is None:
         return f"{outcome['go']} of {outcome['cells']} cells are go: the ROC is undefined."
-    figures = {
-        "of": ", ".join(outcome["of"]),
-        "rate": outcome["go"] / outcome["cells"],
-        "auc": ranged(outcome["auc"]),
-    }
+    figures = {"of": ", ".join(outcome["of"]), "rate": outcome["go"] / outcome["cells"], "auc": ranged(outcome["auc"])}
     return study.text(__file__, "verdicts").format(**{**outcome, **figures}, others=outcome["cells"] - outcome["go"])
 
 
@@ -621,7 +605,5 @@ def main() -> None:
         numbers = sorted({count for count, seed in found_cells if seed == 0})
         record["product"]["→".join(pair)] = study.cached(path, partial(product, parts_of(pair), numbers))
     record["verdicts"] = verdicts(record["choices"])
-    record["prediction"] = predicted(
-        record["choices"], {key: measured["similarity"] for key, measured in extra.items()}
-    )
+    record["prediction"] = predicted(record["choices"], {key: figures["similarity"] for key, figures in extra.items()})
     study.write_results(NAME, record, page, arguments.out)

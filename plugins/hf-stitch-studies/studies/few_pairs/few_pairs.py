@@ -60,8 +60,7 @@ def spaces(arguments: argparse.Namespace, count: int) -> Callable[[str], Tensor]
     @cache
     def english() -> list[str]:
         held_out = passages(arguments.texts)[1]
-        order = np.random.default_rng(0).permutation(len(held_out))
-        return [held_out[i] for i in order[:count]]
+        return [held_out[i] for i in np.random.default_rng(0).permutation(len(held_out))[:count]]
 
     @cache
     def of_classifier(architecture: str, number: int) -> dict[str, Tensor]:
@@ -94,9 +93,7 @@ def spaces(arguments: argparse.Namespace, count: int) -> Callable[[str], Tensor]
         kind, _, rest = name.partition(" ")
         if kind == "shuffled":
             generator = torch.Generator().manual_seed(1)
-            return torch.stack(
-                [column[torch.randperm(len(column), generator=generator)] for column in vectors(rest).T], 1
-            )
+            return torch.stack([axis[torch.randperm(len(axis), generator=generator)] for axis in vectors(rest).T], 1)
         if kind == "clusters":
             generator = torch.Generator().manual_seed(int(rest))
             places = torch.randint(10, (count,), generator=generator)
@@ -168,8 +165,7 @@ def run(first: str, second: str, vectors: Callable[[str], Tensor], draws: dict[s
         parts = drawn(x, y, SIZES["unpaired"], start)
         centre = torch.cat([parts["pool"][1], parts["disjoint"][1]]).mean(0)
         if x.shape[1] == y.shape[1]:
-            mean = parts["held"][0].mean(0)
-            shift = centre - mean
+            shift = centre - parts["held"][0].mean(0)
             results.setdefault("identity", []).append(top1(shift.add, *parts["held"], centre))
         for count in PAIRS:
             a, b = (side[:count] for side in parts["pool"])
@@ -285,8 +281,7 @@ def page(record: dict[str, Any]) -> str:
 def main() -> None:
     options = "data-dir", "published", "networks", "texts"
     arguments = study.parser(__doc__, *options, required={"published", "texts", "out"}).parse_args()
-    count = SIZES["held"] + SIZES["pool"] + 2 * max(SIZES["unpaired"], SIZES["alone"])
-    vectors = spaces(arguments, count)
+    vectors = spaces(arguments, SIZES["held"] + SIZES["pool"] + 2 * max(SIZES["unpaired"], SIZES["alone"]))
     done = {}
     for number, (name, (first, second)) in enumerate((RELATED | UNRELATED).items()):
         compute = partial(run, first, second, vectors, draws_of(name))

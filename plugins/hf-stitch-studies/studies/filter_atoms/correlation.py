@@ -16,17 +16,7 @@ import numpy as np
 import study
 from filter_atoms import networks, task_networks
 from filter_atoms.experiment import OPTIONS, filled, write_results
-from filter_atoms.pairwise import (
-    Array,
-    additive,
-    bootstrap,
-    correlations,
-    difference,
-    shown,
-    spearman,
-    symmetric,
-    upper,
-)
+from filter_atoms.pairwise import Array, additive, bootstrap, cell, correlations, difference, spearman, symmetric, upper
 from filter_atoms.task_networks import SIZES, TUNED, Cifar100, Task, by_weights
 from hf_stitch_filter_atoms import FilterAtoms, Grassmann, PatchCosine, PatchCovariance, set_gauge
 from hf_stitch_versions import WeightCosine
@@ -75,8 +65,7 @@ def main() -> None:
     data, arms = Cifar100.read(arguments.data_dir), {}
     for name, arm in ARMS.items():
         groups = [compared(arm, number, data, arguments) for number in range(arm.starts)]
-        correlated = statistics([group.pop("similarities") for group in groups])
-        arms[name] = {"groups": groups, **correlated}
+        arms[name] = {"groups": groups, **statistics([group.pop("similarities") for group in groups])}
     record = {
         "sizes": SIZES, "recipe": str(TUNED), "resamples": RESAMPLES, "origin": task_networks.origin(arguments),
         "arms": arms,
@@ -195,16 +184,16 @@ def page(record: dict[str, Any]) -> str:
         + f". The rule: they have moved if the mean S_Atom is at most {MOVED:g}.",
         tables="\n\n".join(
             f"Arm **{name}**, {len(_atoms(arm))} pairs:\n\n" + table(arm["r"].items(), {"predictor": "{0}"} | {
-                f"{title}, {about}": lambda _, r, key=f"{target} {kind}": shown(r.get(key))
+                f"{title}, {about}": lambda _, r, key=f"{target} {kind}": cell(r.get(key))
                 for target, title in TARGETS.items() for about, kind in kinds.items()
-            }) + (f"\n\nS_Atom and S_Gras: r = {shown(arm['grassmann'])}." if arm["grassmann"] else "")
+            }) + (f"\n\nS_Atom and S_Gras: r = {cell(arm['grassmann'])}." if arm["grassmann"] else "")
             for name, arm in arms.items()
         ),
         answer=answer(record),
         better=table(
             [(name, rival, figures) for name, arm in arms.items() for rival, figures in arm["better"].items()],
             {"arm": "{0}", "similarity": "{1}"} | {
-                "difference of r with CKA, " * (kind == "pearson") + about: lambda *row, kind=kind: shown(row[2][kind])
+                "difference of r with CKA, " * (kind == "pearson") + about: lambda *row, kind=kind: cell(row[2][kind])
                 for about, kind in kinds.items()
             },
         ),
@@ -244,17 +233,15 @@ def better_in(record: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def answer(record: Mapping[str, Any]) -> str:
     """Report the similarities that predict CKA better than the cosine of the weights."""
-    winners = better_in(record)
-    both = [rival for rival in RIVALS if all(rival in some for some in winners.values())]
+    better = better_in(record)
+    both = [rival for rival in RIVALS if all(rival in some for some in better.values())]
     rule = (
         "The rule: the interval of the difference of Pearson's r is above .001, with disjoint and with overlapping "
         "tasks."
     )
     if both:
         return f"Yes: {', '.join(both)}. {rule}"
-    some = " ".join(
-        f"Better with {name} tasks only: {', '.join(rivals)}." for name, rivals in winners.items() if rivals
-    )
+    some = " ".join(f"Better with {name} tasks only: {', '.join(rivals)}." for name, rivals in better.items() if rivals)
     return f"No. {some or 'None is better with either kind of tasks.'} {rule}"
 
 
@@ -281,19 +268,19 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     rows = []
     for target, claim in LINEAR.items():
         ours = (
-            f"r = {shown(r[ATOM][f'{target} pearson'])}; own means removed {shown(r[ATOM][f'{target} centred'])}; "
-            f"cosine of the weights {shown(r[WEIGHTS][f'{target} pearson'])}"
+            f"r = {cell(r[ATOM][f'{target} pearson'])}; own means removed {cell(r[ATOM][f'{target} centred'])}; "
+            f"cosine of the weights {cell(r[WEIGHTS][f'{target} pearson'])}"
         )
         rows.append(claim.of("").row(ours, n(MAIN), parts[target], count))
     six = arms[SIX]
     measured = [(claim, six["r"][ATOM][f"{target} pearson"]) for target, claim in LINEAR.items()]
     for claim, interval in [*measured, (LINEAR_IN_GRASSMANN, six["grassmann"])]:
-        rows.append(claim.of(" (6 atoms)").row(f"r = {shown(interval)}", n(SIX), _parts(six, interval), count))
+        rows.append(claim.of(" (6 atoms)").row(f"r = {cell(interval)}", n(SIX), _parts(six, interval), count))
     winners = better_in(record)
     shares = [[rival in some for some in winners.values()] for rival in RIVALS]
     ours = (
-        f"{PATCHES} r = {shown(r[PATCHES]['cka pearson'])}, cosine of the weights {shown(r[WEIGHTS]['cka pearson'])}, "
-        f"difference {shown(arms[MAIN]['better'][PATCHES]['pearson'])}; with overlapping tasks "
-        f"{shown(arms['overlapping']['better'][PATCHES]['pearson'])}"
+        f"{PATCHES} r = {cell(r[PATCHES]['cka pearson'])}, cosine of the weights {cell(r[WEIGHTS]['cka pearson'])}, "
+        f"difference {cell(arms[MAIN]['better'][PATCHES]['pearson'])}; with overlapping tasks "
+        f"{cell(arms['overlapping']['better'][PATCHES]['pearson'])}"
     )
     return [*rows, RIVALRY.row(ours, n(MAIN), [any(map(all, shares)), any(map(any, shares))], count)]

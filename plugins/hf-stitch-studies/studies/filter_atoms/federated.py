@@ -15,7 +15,7 @@ from filter_atoms import ensembles, networks
 from filter_atoms.experiment import OPTIONS, TRAINED, above, filled, write_results
 from filter_atoms.federated_methods import EVOLVING, FEDAVG, FIXED, Plan, State, federate, snapshot
 from filter_atoms.networks import Images, Recipe, alexnet
-from filter_atoms.pairwise import Pairs, bootstrap, shown, upper
+from filter_atoms.pairwise import Pairs, bootstrap, cell, upper
 from hf_stitch_filter_atoms import atomize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -207,10 +207,8 @@ def related(
 
     method = EVOLVING if arm == "evolving" else FIXED
     plan = Plan(SIZES["rounds"] if arm == MAIN else SIZES["others"], 1.0, local(1))
-    shared, client_states = federate(
-        network, [client.train for client in clients], method, plan, seed=2, after_round=read
-    )
-    states = [{**shared, **state} for state in client_states]
+    shared, own_states = federate(network, [client.train for client in clients], method, plan, seed=2, after_round=read)
+    states = [{**shared, **state} for state in own_states]
     similarities, costs = ensembles.measured(network, states, probes)
     atoms = ensembles.atoms(states)
     start = ensembles.atoms([first])
@@ -275,12 +273,12 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     clients = f"{count} clients"
 
     def auroc_in(arm: str, kind: str) -> str:
-        return shown(arms[arm]["auroc"]["atom"][kind])
+        return cell(arms[arm]["auroc"]["atom"][kind])
 
     rows = [
         claim.row(
-            f"AUROC {auroc_in(MAIN, kind)}; cosine of the weights {shown(scores['weights'][kind])}, CKA "
-            f"{shown(scores['cka'][kind])}; with coefficients of a global network {auroc_in('global', kind)}",
+            f"AUROC {auroc_in(MAIN, kind)}; cosine of the weights {cell(scores['weights'][kind])}, CKA "
+            f"{cell(scores['cka'][kind])}; with coefficients of a global network {auroc_in('global', kind)}",
             clients, [above(scores["atom"][kind], bound) for bound in (0.5, CLEAR)], count,
         )
         for kind, claim in (("digits", OF_DIGITS), ("subtask", OF_SUBTASK))
@@ -312,16 +310,14 @@ def page(record: dict[str, Any]) -> str:
     count = sizes["subtasks"] * sizes["shared_by"] + sizes["digits"]
     null = {f"null_{kind}": f"{mean:.2f}, {high:.2f}" for kind, (mean, high) in main["shuffled"].items()}
     scores = [arm["auroc"] for arm in arms.values()]
-    last = {
-        f"last_{key}": max(number for number in sizes["shown"] if number <= sizes[key]) for key in ("rounds", "others")
-    }
+    last = {f"last_{key}": max(n for n in sizes["shown"] if n <= sizes[key]) for key in ("rounds", "others")}
     return filled(
         __file__, claims(record), TRAINED, **sizes, **null, **last, clients=count, classes=CLASSES + DIGITS,
         arms="\n".join(f"- {arm}: {about}" for arm, about in _arms(record).items()), main=MAIN,
         table=table(
             [(name, kind, arm["auroc"]) for name, arm in arms.items() for kind in KINDS],
             {"coefficients": "{0}", "pairs": lambda _, kind, __: KINDS[kind]}
-            | {title: lambda _, kind, auroc, key=key: shown(auroc[key][kind]) for key, title in SIMILARITIES.items()},
+            | {title: lambda _, kind, auroc, key=key: cell(auroc[key][kind]) for key, title in SIMILARITIES.items()},
         ),
         through_rounds=table(
             main["through"].items(),

@@ -58,26 +58,23 @@ def federate(
 ) -> tuple[State, list[State]]:  # fmt: skip
     """Run the rounds of a method; return the shared parameters and the parameters of each client (empty at first)."""
     shared: State = snapshot(network)
-    client_states: list[State] = [{} for _ in clients]
+    states: list[State] = [{} for _ in clients]
     random = torch.Generator().manual_seed(seed)
     for number in range(1, plan.rounds + 1):
         count = max(1, round(plan.participation * len(clients)))
         chosen = torch.randperm(len(clients), generator=random)[:count].tolist()
         total = {name: torch.zeros_like(value) for name, value in shared.items() if kind_of(name) in method.shared}
         for client in chosen:
-            network.load_state_dict({**shared, **client_states[client]})
+            network.load_state_dict({**shared, **states[client]})
             for name, parameter in network.named_parameters():
                 parameter.requires_grad_(kind_of(name) in method.trained)
-            order = (seed * 1009 + number) * 10_007 + 2 * client
-            networks.train(network, clients[client], plan.recipe, order)
+            networks.train(network, clients[client], plan.recipe, (seed * 1009 + number) * 10_007 + 2 * client)
             trained = snapshot(network)
-            client_states[client] = {
-                name: value for name, value in trained.items() if kind_of(name) not in method.shared
-            }
+            states[client] = {name: value for name, value in trained.items() if kind_of(name) not in method.shared}
             for name, value in total.items():
                 value.add_(trained[name], alpha=len(clients[client]))
         images = sum(len(clients[client]) for client in chosen)
         shared = {**shared, **{name: value / images for name, value in total.items()}}
         if after_round is not None:
-            after_round(number, shared, client_states)
-    return shared, client_states
+            after_round(number, shared, states)
+    return shared, states

@@ -95,8 +95,7 @@ class Images:
 
     def of_classes(self, classes: Sequence[int]) -> "Images":
         """Return the images of some classes, renumbered 0, 1, … in the given order."""
-        ordered = torch.tensor(list(classes))
-        hits = self.labels[:, None] == ordered
+        hits = self.labels[:, None] == torch.tensor(list(classes))
         inside = hits.any(1)
         return Images(self.pixels[inside], hits[inside].int().argmax(1))
 
@@ -149,8 +148,7 @@ def train(network: nn.Module, data: Images, recipe: Recipe, seed: int, *, name: 
                     some = normalised(images.augmented(some, generator))
                 with torch.autocast("cpu", torch.bfloat16):
                     logits = network(some.contiguous(memory_format=torch.channels_last))
-                loss = functional.cross_entropy(logits.float(), data.labels[places])
-                study.descend(optimizer, loss)
+                study.descend(optimizer, functional.cross_entropy(logits.float(), data.labels[places]))
                 rates.step()
                 bar.update()
     network.eval()

@@ -14,7 +14,7 @@ Pairs = Callable[[str], Array]  # returns the values of a similarity for some pa
 Statistic = Callable[[Pairs], float]
 
 
-def shown(interval: Mapping[str, Any] | None) -> str:
+def cell(interval: Mapping[str, Any] | None) -> str:
     """Format an interval as read from JSON; ``–`` if the statistic is undefined."""
     return "–" if interval is None or None in interval.values() else study.shown(interval, 2)
 

@@ -69,8 +69,7 @@ class Cifar100:
 
     def probe(self, tasks: Sequence[Task], count: int) -> Images:
         """Return test images of the classes of all tasks, in random order."""
-        classes = sorted({label for task in tasks for label in task})
-        images = self.test.of_classes(classes)
+        images = self.test.of_classes(sorted({label for task in tasks for label in task}))
         return images.select(torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:count])
 
 

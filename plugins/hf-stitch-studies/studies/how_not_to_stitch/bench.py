@@ -138,9 +138,7 @@ def _inconsistent(architectures: Mapping[str, Any], n: str, count: int) -> dict[
         z = {end: float(np.arctanh(np.clip(value, -0.999999, 0.999999))) for end, value in tau.items()}
         widened = study.adjusted(z, choices, architectures[architecture]["networks"] - 1)
         wide[test, architecture] = {end: float(np.tanh(value)) for end, value in widened.items()}
-    gaps = [
-        study.above(study.difference(first, second), 0.3) for first, second in itertools.permutations(wide.values(), 2)
-    ]
+    gaps = [study.above(study.difference(a, b), 0.3) for a, b in itertools.permutations(wide.values(), 2)]
     least, most = (choose(taus, key=lambda name: taus[name]["value"]) for choose in (min, max))
     ours = " to ".join(f"{study.shown(taus[name], 2)} ({', '.join(name)})" for name in (least, most))
     return INCONSISTENT.row(f"τ {ours}", n, [study.at_least(1, gaps)], count)

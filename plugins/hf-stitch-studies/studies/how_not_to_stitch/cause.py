@@ -155,8 +155,7 @@ class _Cells:
 
     def auroc(self, matcher: str, detector: str) -> Array:
         """Return the AUROCs of a detector, NaN where it does not detect images of noise or noise on activations."""
-        values = read_array(self._matchers[matcher][detector])
-        return np.where(self._usable[detector][None], values, np.nan)
+        return np.where(self._usable[detector][None], read_array(self._matchers[matcher][detector]), np.nan)
 
     def familiar(self, matcher: str) -> NDArray[np.bool_]:
         """Return the mask of the cells where a matcher is not stranger than least squares."""

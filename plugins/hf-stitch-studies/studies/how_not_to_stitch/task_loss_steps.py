@@ -49,16 +49,13 @@ def main() -> None:
     loaded, _ = networks.read_folder(arguments.published / "drfrankenstein_tiny10")
     names = sorted(loaded, key=lambda name: int(name[2:]))
     models: dict[str, Any] = {name: loaded[name].model for name in names}
-    train, test = (
-        read("cifar10", split, arguments.data_dir, count) for split, count in (("train", TRAIN), ("test", TEST))
-    )
+    train, test = (read("cifar10", split, arguments.data_dir, n) for split, n in (("train", TRAIN), ("test", TEST)))
     cache, pairs = arguments.cache / "task_loss_steps", paired(names, PAIRS)
     parts_of: dict[tuple[str, str], list[Any]] = {}
     for a, b in pairs:
         run = partial(trained, Inside.of(models[a], train.pixels, test.pixels), train=train, test=test)
         for target in (b, a):
-            inside = Inside.of(models[target], train.pixels[:FITTED], test.pixels)
-            make = partial(run, inside, models[target])
+            make = partial(run, Inside.of(models[target], train.pixels[:FITTED], test.pixels), models[target])
             parts = [
                 study.cached(cache / f"{a}-{target}-{LAYERS[j]}.json", partial(make, j))
                 for j in reversed(range(len(LAYERS)))
@@ -183,8 +180,7 @@ def descended(
         order = order or list(torch.randperm(len(x), generator=generator).split(BATCH))
         some = order.pop()
         mapped = resized(functional.conv2d(x[some], weight.to(x.dtype), bias.to(x.dtype)), grid)
-        loss = functional.cross_entropy(back(mapped).float(), labels[some])
-        study.descend(optimizer, loss)
+        study.descend(optimizer, functional.cross_entropy(back(mapped).float(), labels[some]))
 
 
 def digits(back: Back, x: Tensor, labels: Tensor) -> str:
@@ -254,8 +250,7 @@ def ranks(layers: Sequence[Tensor]) -> list[float]:
     """Return the participation ratio of the variances of each layer, its effective number of directions."""
     ratios = []
     for x in layers:
-        rows = x.permute(0, 2, 3, 1).flatten(0, 2).double()
-        variances = torch.linalg.eigvalsh(torch.cov(rows.T))
+        variances = torch.linalg.eigvalsh(torch.cov(x.permute(0, 2, 3, 1).flatten(0, 2).double().T))
         ratios.append(float(variances.sum() ** 2 / variances.square().sum()))
     return ratios
 
@@ -353,8 +348,7 @@ def predicted(cells: Mapping[tuple[str, str], Cells], rank: Mapping[str, list[fl
     for (a, b), one in cells.items():
         for step in STEPS[1:] if a != b else ():
             for j in (j for j, last in enumerate(LAST) if step <= last):
-                accuracy = one.accuracy(step, [j])[j, j]
-                rows.append((np.log10(step), accuracy, rank[a][j], *np.eye(len(LAYERS))[j]))
+                rows.append((np.log10(step), one.accuracy(step, [j])[j, j], rank[a][j], *np.eye(len(LAYERS))[j]))
                 hits.append(by_target(one, step)[j])
                 fold.append(a)
     table, hit, folds = np.array(rows, float), np.array(hits), np.array(fold)
@@ -445,10 +439,7 @@ def _matrix(values: Sequence[Sequence[float]]) -> str:
 
 def _known(scores: Mapping[str, Mapping[str, float | None]]) -> dict[str, dict[str, float]]:
     """Replace ``None`` in recorded scores by NaN."""
-    return {
-        name: {key: float("nan") if value is None else value for key, value in score.items()}
-        for name, score in scores.items()
-    }
+    return {name: {key: float("nan") if v is None else v for key, v in score.items()} for name, score in scores.items()}
 
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:

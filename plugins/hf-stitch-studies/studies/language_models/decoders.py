@@ -108,9 +108,7 @@ def descend(
 ) -> None:
     """Minimise an iterable of losses; after a warm-up, the learning rate is ``share`` of its maximum."""
     optimizer = torch.optim.AdamW(network.parameters(), **options)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 100) * share(step / steps)
-    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min(1.0, (i + 1) / 100) * share(i / steps))
     for step, loss in enumerate(track(losses, "training", steps)):
         study.descend(optimizer, loss, network.parameters())
         schedule.step()

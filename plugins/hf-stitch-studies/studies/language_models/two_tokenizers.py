@@ -45,8 +45,7 @@ Values = NDArray[np.float64]
 
 def untrained(adapter: Adapter) -> Adapter:
     torch.manual_seed(7)
-    network = type(adapter.model)(adapter.model.config).eval()
-    return hf_stitch.load(network, processor=adapter.processor)
+    return hf_stitch.load(type(adapter.model)(adapter.model.config).eval(), processor=adapter.processor)
 
 
 def layer_at(adapter: Adapter, depth: float) -> str:
@@ -89,12 +88,10 @@ def measure(
                     "mean only": fitted.mean_only(),
                 }
             stitched = join(reader, pair[0], fitted, target, pair[1], task="text-generation")
-            alone = network if kind == "trained" else None
-            halves = HalvesOfModel(stitched, alone)
+            halves = HalvesOfModel(stitched, network if kind == "trained" else None)
             predictors = list(halves.predictors(layers))
             scoring = Scoring(target, {"": halves}, predictors, task_named(stitched.task), sizes=True)
-            scored = scoring.run(PairedSamples.of(test), Run(batch_size=32)).answers[""]
-            for name, values in scored.items():
+            for name, values in scoring.run(PairedSamples.of(test), Run(batch_size=32)).answers[""].items():
                 row = "untrained + own" if kind == "untrained" and name == "prefix + own" else name
                 if kind == "trained" or row.startswith("untrained"):
                     by_depth[depth][row] = values["cross_entropy"], values["characters"]
@@ -108,8 +105,7 @@ def bits(drawn: tuple[Values, Values], weights: Values) -> Values:
 
 def score(rows: dict[str, tuple[Values, Values]], seed: int = 0) -> dict[str, Any]:
     """Compute bits per character with intervals, and differences from the stitch, on shared resamples."""
-    n = len(rows["target"][0])
-    weights = np.concatenate(list(resampled(n, 1000, seed)))
+    weights = np.concatenate(list(resampled(len(rows["target"][0]), 1000, seed)))
     drawn = {name: bits(values, weights) for name, values in rows.items()}
     against = {
         "own minus stitch": drawn["own"] - drawn["prefix + own"],

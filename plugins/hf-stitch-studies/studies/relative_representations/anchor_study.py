@@ -88,8 +88,7 @@ def on_frozen(arguments: argparse.Namespace) -> tuple[list[str], list[dict[str, 
             jobs.append(("similarity", name, sides, train, "random", similarities, {"name": name, **options}))
         for part, setting, of, pool, kind, count, options in jobs:
             by = of[0].train if kind in ("farthest_point", "kmeans") else None
-            chosen = swapping.choices(pool, of, kind, count, by)
-            f1, seconds = exchanged(of, chosen, options)
+            f1, seconds = exchanged(of, swapping.choices(pool, of, kind, count, by), options)
             values = None if f1 is None else f1.round(1).tolist()
             scores.append({"part": part, "cut": cut, "setting": setting, "seconds": round(seconds, 2), "f1": values})
             print(f"{cut}, {part}, {setting}: done", flush=True)
@@ -206,10 +205,8 @@ def _frequency(settings: Iterable[Mapping[str, Any]]) -> str:
     rows = []
     for row in settings:
         f1 = np.array(row["f1"])
-        matched = np.eye(len(f1), dtype=bool)
-        rows.append(
-            (row["setting"], *(spread(f1[some].tolist()) for some in (matched, ~matched)), f"{row['seconds']:.1f}")
-        )
+        same = np.eye(len(f1), dtype=bool)
+        rows.append((row["setting"], *(spread(f1[some].tolist()) for some in (same, ~same)), f"{row['seconds']:.1f}"))
     return study.markdown(("anchors embedded", "own", "stitched", "seconds"), rows)
 
 
@@ -240,15 +237,11 @@ def findings(record: dict[str, Any]) -> Iterator[str]:
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     scores, count, cuts = Study(record), len(record["networks"]), record["cuts"]
     n, numbers = f"{count} networks, {count * (count - 1)} pairs, {len(cuts)} cuts", scores.settings("number")
-    seconds, trained = (
-        {estimate["setting"]: estimate["seconds"] for estimate in record["frequency"]},
-        record["settings"]["seeds"],
-    )
+    seconds = {estimate["setting"]: estimate["seconds"] for estimate in record["frequency"]}
+    trained = record["settings"]["seeds"]
 
     def row(claim: study.Claim, figures: Sequence[str], parts: Iterable[bool | None]) -> dict[str, str]:
-        return claim.row(
-            "; ".join(f"{cut}: {figure}" for cut, figure in zip(cuts, figures, strict=True)), n, parts, count
-        )
+        return claim.row("; ".join(f"{cut}: {text}" for cut, text in zip(cuts, figures, strict=True)), n, parts, count)
 
     def listed(estimates: Mapping[str, Estimate]) -> str:
         return ", ".join(f"{name} {estimate.shown()}" for name, estimate in estimates.items())
@@ -258,10 +251,8 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     agreed = [{estimate[name].above(0) for estimate in chosen} in ({True}, {False}) for name in KINDS[1:]]
     outside = [scores.out_of_domain(cut) for cut in cuts]
     cosine = [scores.kept("similarity", cut, COSINE) for cut in cuts]
-    geodesic, better = (
-        [scores.more("similarity", cut, "geodesic", "euclidean") for cut in cuts],
-        map(scores.better, cuts),
-    )
+    geodesic = [scores.more("similarity", cut, "geodesic", "euclidean") for cut in cuts]
+    better = map(scores.better, cuts)
     above, others = [estimate.above(0) for estimate in geodesic], list(better)
     slower = seconds["every 1 steps"] >= SLOWER * seconds[AT_START]
     spent = ", ".join(f"{name} {value}" for name, value in seconds.items())

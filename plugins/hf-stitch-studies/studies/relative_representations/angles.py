@@ -63,9 +63,7 @@ def of_images(arguments: argparse.Namespace) -> Iterator[Cell]:
                 for name, group in [*trained.items(), ("untrained", untrained)]
             )
             *published, twins = encoded
-            yield Cell(
-                "images", title, cut, {name: some for encoder in published for name, some in encoder.items()}, twins
-            )
+            yield Cell("images", title, cut, {name: some for group in published for name, some in group.items()}, twins)
 
 
 def of_text(arguments: argparse.Namespace) -> Iterator[Cell]:

@@ -156,10 +156,7 @@ def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     absolute = [cell.kept(ABSOLUTE).value for cell in grid.values() if cell.defined(ABSOLUTE)]
     ours = f"kept above chance: relative {span(cell.kept(RELATIVE).value for cell in grid.values())}, absolute "
     ours += span(absolute) if absolute else "undefined"
-    held = [
-        all(cell.holds(ENOUGH, LITTLE) for cell in grid.values()),
-        any(cell.better for cell in grid.values()),
-    ]
+    held = [all(cell.holds(ENOUGH, LITTLE) for cell in grid.values()), any(cell.better for cell in grid.values())]
     lost = [cell.degraded for cell in grid.values()]
     modest = [loss.below(MODEST) for loss in lost]
     degraded = f"{span((loss.value for loss in lost), '.0%')}; modest in {modest.count(True)} of {len(grid)} cells"

@@ -86,8 +86,7 @@ def cells(record: dict[str, Any]) -> dict[tuple[str, str], Cell]:
     by_place = {}
     for task, cut in product(TASKS, record["cuts"]):
         by_place[task, cut] = cell = Cell.of(record, trained, task=task, cut=cut, encoders="trained")
-        twins = Exchange.of(record, untrained, task=task, cut=cut, encoders="untrained")
-        cell.twins = twins
+        cell.twins = Exchange.of(record, untrained, task=task, cut=cut, encoders="untrained")
     return by_place
 
 

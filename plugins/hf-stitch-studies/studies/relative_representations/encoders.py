@@ -36,9 +36,7 @@ class Encoder:
         if not path.is_file():
             batches = samples.batches(128, progress=f"encoding: {self.name}")
             inputs = (self.adapter.preprocess(batch.samples) for batch in batches)
-            parts = [
-                self.adapter.encode(batch_inputs, self.layer)[self.layer].rows(self.pooling) for batch_inputs in inputs
-            ]
+            parts = [self.adapter.encode(batch, self.layer)[self.layer].rows(self.pooling) for batch in inputs]
             path.parent.mkdir(parents=True, exist_ok=True)
             save_file({"vectors": torch.cat(parts).float().cpu().contiguous()}, path)
         return load_file(path)["vectors"]

@@ -34,8 +34,7 @@ def spread(values: Sequence[float], digits: int = 1) -> str:
 def span(values: Iterable[float], form: str = ".2f") -> str:
     """Format values as "smallest to largest", or as a single number if both look equal."""
     numbers = list(values)
-    ends = [f"{end(numbers):{form}}" for end in (min, max)]
-    return " to ".join(dict.fromkeys(ends))
+    return " to ".join(dict.fromkeys([f"{end(numbers):{form}}" for end in (min, max)]))
 
 
 def filled(script: str, rows: Iterable[Mapping[str, str]], options: str = "", **figures: Any) -> str:

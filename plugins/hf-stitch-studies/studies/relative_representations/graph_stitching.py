@@ -280,11 +280,8 @@ TRAINING, EXCHANGED, TRANSLATED = study.stated(__file__)
 
 
 def page(record: dict[str, Any]) -> str:
-    comparisons, sizes, cuts = (
-        [Compared(result) for result in record["results"]],
-        record["sizes"],
-        record["results"][0]["cuts"],
-    )
+    comparisons = [Compared(result) for result in record["results"]]
+    sizes, cuts = record["sizes"], record["results"][0]["cuts"]
     return filled(
         __file__, claims(record), **{name: sizes[name] for name in SIZES}, margin=MARGIN, pairs=len(STITCHED) ** 2,
         trained=_trained(record["results"]), outliers=" ".join(map(_outliers, comparisons)),
@@ -352,10 +349,8 @@ def _stitched(results: Sequence[Mapping[str, Any]]) -> str:
 
 def claims(record: dict[str, Any]) -> list[dict[str, str]]:
     comparisons = [Compared(compared) for compared in record["results"]]
-    units, kinds = (
-        len(comparisons[0].networks),
-        [scores for compared in comparisons for scores in compared.kinds.values()],
-    )
+    units = len(comparisons[0].networks)
+    kinds = [scores for compared in comparisons for scores in compared.kinds.values()]
     n = f"{units} networks on each"
     ours = "; ".join(f"{compared.title} {compared.difference.shown()}" for compared in comparisons)
     costs = [compared.difference.above(-MARGIN) for compared in comparisons]

@@ -128,9 +128,7 @@ def shards(rows: Sequence[int], seed: int) -> tuple[list[int], dict[str, list[in
     if len(order) < total:
         raise ValueError(f"shards require {total} sentences, got {len(order)}")
     begins = range(SIZES["pool"], total, SIZES["shard"])
-    shard_of = {
-        language: order[begin : begin + SIZES["shard"]] for language, begin in zip(LANGUAGES, begins, strict=True)
-    }
+    shard_of = {code: order[begin : begin + SIZES["shard"]] for code, begin in zip(LANGUAGES, begins, strict=True)}
     return order[: SIZES["pool"]], shard_of
 
 
@@ -364,10 +362,8 @@ def measured(data_dir: str, cache: Path) -> dict[str, Any]:
     def encoded(sentences: Sequence[str]) -> Tensor:
         return minilm.vectors(Samples.of(list(sentences)), cache)
 
-    raw, raw_test = (
-        read("train", data_dir),
-        {name: some[: SIZES["test"]] for name, some in read("test", data_dir).items()},
-    )
+    raw = read("train", data_dir)
+    raw_test = {name: some[: SIZES["test"]] for name, some in read("test", data_dir).items()}
     train, test = ({name: list(map(plain, some)) for name, some in part.items()} for part in (raw, raw_test))
     everything = {language: list(map(plain, read("test", data_dir)[language])) for language in LANGUAGES}
     rows = distinct_rows(train, everything)
@@ -490,9 +486,8 @@ def summary(f1: Mapping[tuple[str, ...], Array]) -> dict[str, Any]:
         )
         claimed = f1[task, encoder, SAME, language, PARALLEL, method]
         for control, control_key in zip(CONTROLS, others, strict=True):
-            error = ERROR / (len(TASKS) * len(MONOLINGUAL))
             differences[task, encoder, method, language, control] = interval(
-                claimed - f1[(task, *control_key)], 1, error
+                claimed - f1[(task, *control_key)], 1, ERROR / (len(TASKS) * len(MONOLINGUAL))
             )
     return {
         "chance": chance, "ceilings": _nested(ceilings), "figures": _nested(figures),
@@ -602,11 +597,10 @@ def _minilm_table(record: Mapping[str, Any]) -> str:
 
 
 def _news_table(record: Mapping[str, Any]) -> str:
-    ends = {"": PARALLEL, ", news": NEWS}
     bridges = {
         f"{method}{end}": (anchors, method)
         for method in (*CLAIMED, "ridge", "procrustes")
-        for end, anchors in ends.items()
+        for end, anchors in {"": PARALLEL, ", news": NEWS}.items()
     }
     return _by_encoder(bridges, lambda *cell: f"{np.mean(_values(record, *cell)):.2f}")
 

@@ -143,8 +143,7 @@ def compared(name: str, sides: tuple[WordVectors, WordVectors], words: list[str]
         draw = Draw.of(words, seed)
         for source, target in ((0, 1), (1, 0)):
             labelled = {"pair": name, "source": labels[source], "target": labels[target]}
-            maps = MAPS if name == MAIN else FEW
-            for method, x, y in spaces(vectors[source], vectors[target], draw, maps):
+            for method, x, y in spaces(vectors[source], vectors[target], draw, MAPS if name == MAIN else FEW):
                 rows.append({**labelled, "method": method, "seed": seed, **scored(x, y, draw)})
                 if name == MAIN and method in WITH_CSLS:
                     by_csls = scored(x, y, draw, csls=True)
@@ -226,12 +225,8 @@ def languages(data_dir: str, cache: Path) -> dict[str, Any]:
     fitted, held_out = dictionary[::2], dictionary[1::2]
     shuffled = [(a, b) for (a, _), (_, b) in zip(fitted, [*fitted[7:], *fitted[:7]], strict=True)]
     rows = []
-    for method, training_pairs in (
-        ("procrustes", fitted),
-        ("ridge", fitted),
-        ("procrustes, shuffled dictionary", shuffled),
-    ):
-        aligned = align(sides[0], sides[1], training_pairs, method.partition(",")[0])
+    for method, train in (("procrustes", fitted), ("ridge", fitted), ("procrustes, shuffled dictionary", shuffled)):
+        aligned = align(sides[0], sides[1], train, method.partition(",")[0])
         for csls in (False, True):
             precision = aligned.precision(held_out, csls=csls)
             rows.append({"method": method, "csls": csls, "p1": precision[1], "p5": precision[5]})
@@ -275,18 +270,14 @@ class Scores:
 
 def disagree(results: Scores) -> list[bool | None]:
     """Return whether absolute vectors disagree, in each pair and direction."""
-    return [
-        estimate.below(CHANCE) for score in ("mrr 10", "jaccard 10") for estimate in results.all(TWO, ABSOLUTE, score)
-    ]
+    return [mean.below(CHANCE) for score in ("mrr 10", "jaccard 10") for mean in results.all(TWO, ABSOLUTE, score)]
 
 
 def agree(results: Scores) -> list[bool | None]:
     """Return whether relative representations agree everywhere, and whether they beat the controls everywhere."""
     enough = [estimate.above(ENOUGH_MRR) for estimate in results.all(TWO, RELATIVE, "mrr 10")]
     enough += [estimate.above(ENOUGH_JACCARD) for estimate in results.all(TWO, RELATIVE, "jaccard 10")]
-    more = [
-        estimate.above(0) for less in (ABSOLUTE, SHUFFLED) for estimate in results.all(TWO, RELATIVE, "mrr 10", less)
-    ]
+    more = [gain.above(0) for less in (ABSOLUTE, SHUFFLED) for gain in results.all(TWO, RELATIVE, "mrr 10", less)]
     return [study.every(enough), study.every(more)]
 
 
@@ -400,8 +391,7 @@ def _others(results: Scores) -> str:
 
 def _within(record: Mapping[str, Any]) -> str:
     rows = [
-        (pair, f"{record['shared'][pair]:,}", *(f"{value:.3f}" for value in record["within"][pair].values()))
-        for pair in PAIRS
+        (pair, f"{record['shared'][pair]:,}", *(f"{v:.3f}" for v in record["within"][pair].values())) for pair in PAIRS
     ]
     return study.markdown(("pair", "words", *record["within"][MAIN]), rows)
 
@@ -470,9 +460,7 @@ def measured(folder: Path, data_dir: str, cache: Path) -> dict[str, Any]:
             seen = plane(sides, words)
     rows = []
     for key, part in pd.concat(frames).groupby(["pair", "source", "target", "method"], sort=False):
-        scores = {
-            column: [round(v, 5) for v in part[column]] for column in part.columns[5:] if part[column].notna().all()
-        }
+        scores = {name: [round(v, 5) for v in part[name]] for name in part.columns[5:] if part[name].notna().all()}
         rows.append({**dict(zip(("pair", "source", "target", "method"), key, strict=True)), "scores": scores})
     sizes = {"width": TRAINED["vector_size"], "epochs": TRAINED["epochs"], "anchors": ANCHORS, "seeds": SEEDS}
     return {

@@ -72,16 +72,13 @@ def probes(x: dict[str, Tensor], t: dict[str, Tensor], y: Any, z: Any) -> dict[s
             "rcond .01": transfer_probe(whole[a], stitch, rcond=0.01),
             "all labels there": whole[b],
         }
-        row: dict[str, Any] = {
-            name: bootstrapped(classifier.predict(t[b].numpy()) == z) for name, classifier in scores.items()
-        }
+        row: dict[str, Any] = {name: bootstrapped(head.predict(t[b].numpy()) == z) for name, head in scores.items()}
         for count in LABELS:
             drawn = []
             for seed in SEEDS:
                 random = np.random.default_rng(seed)
                 first = [int(random.choice(np.flatnonzero(y == label))) for label in np.unique(y)]
-                rest = [i for i in random.permutation(len(y)) if i not in first]
-                chosen = [*first, *rest][:count]
+                chosen = [*first, *[i for i in random.permutation(len(y)) if i not in first]][:count]
                 drawn.append(probe(x[b][chosen], y[chosen]).predict(t[b].numpy()) == z)
             row[f"{count} labels"] = bootstrapped(np.mean(drawn, 0))
         row["chance"] = float(np.bincount(z).max() / len(z))
@@ -217,8 +214,7 @@ def page(record: dict[str, Any]) -> str:
     works = [name for name, row in steered.items() if row["carried"][1] > row["random"][2]]
     starts = {name: [coder[name] for coder in coders] for name in ("scratch", "carried", "random map", "no map")}
     steps_of = {
-        name: [coder["steps"] if coder["steps"] is not None else np.inf for coder in runs]
-        for name, runs in starts.items()
+        name: [run["steps"] if run["steps"] is not None else np.inf for run in runs] for name, runs in starts.items()
     }
     pays = all(
         carried < min(others)
