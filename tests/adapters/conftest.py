@@ -9,7 +9,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 @pytest.fixture
 def tokenizer() -> hf.PreTrainedTokenizerFast:
-    """A tiny tokenizer whose words are single letters."""
     vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", *"abcdefghijklmnopqrstuvwxyz"])}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()

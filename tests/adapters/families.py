@@ -139,5 +139,4 @@ def texts(batch: int, tokens: int, padded: str = "", seed: int = 0) -> dict[str,
 
 
 def images(batch: int, size: int = 32, channels: int = 3, seed: int = 0) -> Tensor:
-    """Return random images, shape (batch, channels, size, size)."""
     return torch.randn(batch, channels, size, size, generator=torch.Generator().manual_seed(seed))

@@ -25,7 +25,6 @@ CHARACTERS = [*bytes_to_unicode().values(), "<pad>", "<end>"]
 
 
 def lfm2(*, layers: int = 3) -> Any:
-    """Return a tiny LFM2 with a vocabulary of bytes."""
     return hf.Lfm2ForCausalLM(
         hf.Lfm2Config(
             vocab_size=len(CHARACTERS), hidden_size=16, intermediate_size=32, num_hidden_layers=layers,
@@ -61,7 +60,6 @@ def metadata_of(config: Any) -> dict[str, Any]:
 
 
 def write(model: nn.Module, file: Path) -> None:
-    """Write a network of LFM2 in 32 bits."""
     tensors = {_renamed(name): value.detach().float().contiguous() for name, value in model.state_dict().items()}
     tensors = {name: v.squeeze(1) if name.endswith("shortconv.conv.weight") else v for name, v in tensors.items()}
     metadata = metadata_of(model.config)

@@ -24,8 +24,6 @@ class MadeUp(nn.Module):
 
 @registries.overrides.register("MadeUp")
 class ForMadeUp(Override):
-    """Example input and blocks of :class:`MadeUp`."""
-
     def example(self, model: nn.Module) -> dict[str, Tensor]:
         return {"x": torch.randn(2, 4)}
 

@@ -116,8 +116,7 @@ def test_a_rebuilt_half_collects_hidden_states() -> None:
     layer, inputs = adapter.layers[1], next(exactness.fresh(adapter))
     cut, plan = adapter.cut(layer)
     again = type(plan).from_dict(plan.to_dict())
-    model = network_of(adapter.blueprint())
-    back = hf_stitch.adapters.Back(model, cut, again, adapter.interface)
+    back = hf_stitch.adapters.Back(network_of(adapter.blueprint()), cut, again, adapter.interface)
     back.load_state_dict(adapter.back(layer).state_dict())
     with torch.no_grad():
         output = back(adapter.encode(inputs, layer)[layer])
@@ -141,8 +140,7 @@ def check_gradients(adapter: Adapter, model: Any, training: bool) -> None:
     model.train(training)
     state = {name: value.clone() for name, value in model.state_dict().items()}
     for layer in adapter.layers:
-        output = adapter.decode(adapter.encode(inputs, layer)[layer], layer)
-        found = gradients(model, output)
+        found = gradients(model, adapter.decode(adapter.encode(inputs, layer)[layer], layer))
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert all(module.training == training for module in model.modules())
@@ -191,11 +189,9 @@ def test_halves_are_not_checkpointed_across_the_cut(name: str) -> None:
 
 def test_stitched_models_do_not_support_checkpoints_across_a_cut() -> None:
     def stitched(name: str) -> StitchedModel:
-        adapter = load(make(name), name)
-        layer = adapter.layers[1]
-        return hf_stitch.stitch(
-            adapter, adapter, images(4), source_layer=layer, target_layer=layer, matcher="identity", task=None
-        )
+        net = load(make(name), name)
+        cut = net.layers[1]
+        return hf_stitch.stitch(net, net, images(4), source_layer=cut, target_layer=cut, matcher="identity", task=None)
 
     assert stitched("vit").supports_gradient_checkpointing
     assert not stitched("swin").supports_gradient_checkpointing

@@ -23,7 +23,6 @@ X = torch.randn(2, 4)
 
 
 def rendered(found: Diagnosis) -> str:
-    """Return the report as text."""
     console = Console(width=200, file=io.StringIO())
     with console.capture() as captured:
         console.print(found)
@@ -132,8 +131,7 @@ def test_inputs_and_blocks_of_an_override(monkeypatch: pytest.MonkeyPatch) -> No
     advice = diagnose(made_up.MadeUp()).advice[-1]
     assert "first, second" in advice and "the override ForMadeUp" in advice
     monkeypatch.setattr(made_up.ForMadeUp, "example", lambda self, model: {"x": torch.randn(2, 3)})
-    found = diagnose(made_up.MadeUp())
-    assert found.advice == ("Correct these inputs: they come from the override ForMadeUp.",)
+    assert diagnose(made_up.MadeUp()).advice == ("Correct these inputs: they come from the override ForMadeUp.",)
 
 
 def test_advice_about_the_decoder_of_an_encoder_decoder() -> None:

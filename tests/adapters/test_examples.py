@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "a mistyped name of timm": (lambda: "timm:rexnt_100", {}, "did you mean 'rexnet_100'"),
     "a head of timm": (lambda: RESNET, {"task": "text-classification", "pretrained": False}, "head of timm:resnet10t"),
     "no network": (lambda: Path, {}, r"library with an adapter: hf_stitch, .*, torch, .*got the class Path"),
-    "options of a live network": (lambda: make("timm-resnet"), {"num_classes": 3}, "options, got num_classes"),
+    "a live network": (lambda: make("timm-resnet"), {"num_classes": 3}, "options, got num_classes"),
 }  # fmt: skip
 """What does not fit -> network, options and message."""
 
@@ -99,9 +99,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_does_not_fit_a_network_is_refused(case: str) -> None:
     network, options, message = REFUSED[case]
-    with pytest.raises(
-        TypeError if case in ("no network", "options of a live network") else ValueError, match=message
-    ) as caught:
+    with pytest.raises(TypeError if case in ("no network", "a live network") else ValueError, match=message) as caught:
         hf_stitch.load(network(), **options)
     assert isinstance(caught.value, ExampleError) or network is not Two or "content" in options
 
@@ -145,14 +143,12 @@ def test_a_network_by_name_with_unusual_inputs_requires_an_example(tmp_path: Pat
     hf.PatchTSTModel(config).save_pretrained(tmp_path)
     with pytest.raises(ExampleError, match="'past_values' of PatchTSTModel cannot be generated: pass example_inputs"):
         hf_stitch.load(str(tmp_path))
-    adapter = hf_stitch.load(str(tmp_path), example_inputs=torch.randn(2, 16, 2))
-    assert adapter.interface.content == ("past_values",)
+    assert hf_stitch.load(str(tmp_path), example_inputs=torch.randn(2, 16, 2)).interface.content == ("past_values",)
 
 
 def test_random_weights_require_only_a_config(tmp_path: Path) -> None:
     hf.BertConfig(**BERT, architectures=["BertForMaskedLM"]).save_pretrained(tmp_path)
-    adapter = hf_stitch.load(str(tmp_path), pretrained=False)
-    assert type(adapter.model) is hf.BertForMaskedLM
+    assert type(hf_stitch.load(str(tmp_path), pretrained=False).model) is hf.BertForMaskedLM
     head = hf_stitch.load(str(tmp_path), task="text-classification", pretrained=False, num_labels=5, dtype="bfloat16")
     assert head.model.config.num_labels == 5  # type: ignore[union-attr]
     assert next(head.model.parameters()).dtype == torch.bfloat16

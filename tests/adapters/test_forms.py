@@ -120,7 +120,6 @@ def stitched(a: Adapter, b: Adapter, family: str) -> StitchedModel:
 
 
 def partner(family: str) -> Adapter:
-    """The other network of each pair."""
     return loaded_twin(family, "plain", 1)
 
 
@@ -133,7 +132,6 @@ def joined(family: str, form: str, source: bool) -> StitchedModel:
 
 @cache
 def joined_twin(family: str, form: str, source: bool) -> StitchedModel:
-    """The same of its twin."""
     if form not in OWN:
         return joined(family, "plain", source)
     pair = (loaded_twin(family, form), partner(family))
@@ -263,8 +261,6 @@ def test_every_verb_works_on_every_form_or_names_the_way_out_of_the_page(
 
 
 class Passing(transformers.BertForSequenceClassification):
-    """A class of transformers whose forward passes on what it gets."""
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return super().forward(*args, **kwargs)
 
@@ -277,9 +273,7 @@ class Remote(transformers.BertForSequenceClassification):
 
 
 @pytest.mark.parametrize("kind", [Passing, Remote])
-def test_a_subclass_that_passes_on_its_arguments_takes_those_of_its_class(
-    kind: Any, inputs: Callable[..., Any]
-) -> None:
+def test_a_subclass_that_passes_on_its_arguments_accepts_its_class(kind: Any, inputs: Callable[..., Any]) -> None:
     plain = loaded("bert", "plain")
     model = kind(plain.model.config).eval()
     model.load_state_dict(plain.model.state_dict())
@@ -291,15 +285,11 @@ def test_a_subclass_that_passes_on_its_arguments_takes_those_of_its_class(
 
 
 class OwnMask(Wrapper):
-    """User code that finds padding itself."""
-
     def forward(self, input_ids: Tensor) -> Any:
         return self.inner(input_ids, (input_ids != 0).long())
 
 
 class WithoutMask(Wrapper):
-    """User code that loses the mask."""
-
     def forward(self, input_ids: Tensor, **kwargs: Any) -> Any:
         return self.inner(input_ids)
 

@@ -60,7 +60,6 @@ VARIANTS: dict[str, dict[str, bool]] = {
 
 
 def texts(batch: int = 3) -> dict[str, Tensor]:
-    """Return texts of different lengths, padded on the right."""
     ids = torch.randint(3, 50, (batch, 7), generator=torch.Generator().manual_seed(batch))
     mask = (torch.arange(7) < torch.tensor([[7], [4], [5], [2], [6]][:batch])).long()
     return {"input_ids": ids * mask, "attention_mask": mask}
@@ -171,8 +170,7 @@ def test_stitched_encoders_return_the_same_bits_with_gradients(tokenizer: Any) -
 
 
 def test_the_path_is_restored_after_an_exception_and_stays_off() -> None:
-    net = encoder()
-    with pytest.raises(ZeroDivisionError), evaluating(net):
+    with pytest.raises(ZeroDivisionError), evaluating(encoder()):
         assert not mha.get_fastpath_enabled()
         raise ZeroDivisionError
     assert mha.get_fastpath_enabled()

@@ -31,8 +31,7 @@ def processors() -> list[Any]:
 
 def pixels(processor: Any, image: Image.Image) -> torch.Tensor:
     """What the adapter passes to its network, for the processors of both libraries."""
-    adapter = hf_stitch.load(build("vit", 0), processor=processor)
-    return adapter.preprocess([image])["pixel_values"]
+    return hf_stitch.load(build("vit", 0), processor=processor).preprocess([image])["pixel_values"]
 
 
 def transparent(mode: str) -> Image.Image:
@@ -135,8 +134,7 @@ def test_images_do_not_fill_four_channels() -> None:
 @pytest.mark.parametrize("wraps", [False, True], ids=["network", "features"])
 def test_the_size_of_a_timm_network_is_that_of_its_construction(wraps: bool) -> None:
     """ResMLP keeps no size in its patch embedding."""
-    model = timm.create_model("resmlp_12_224", img_size=32, in_chans=1, features_only=wraps)
-    adapter = hf_stitch.load(model.eval())
+    adapter = hf_stitch.load(timm.create_model("resmlp_12_224", img_size=32, in_chans=1, features_only=wraps).eval())
     assert adapter.example["x"].shape == (2, 1, 32, 32)
     adapter.forward(adapter.preprocess([Image.fromarray(COLOURS)]))
 

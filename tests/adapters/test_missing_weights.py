@@ -87,9 +87,7 @@ def drawn(folder: str, **options: Any) -> set[str]:
 @pytest.mark.parametrize("model", [bert(hf.BertModel), hf.ViTModel(hf.ViTConfig(**IMAGES))], ids=["text", "image"])
 def test_a_pooler_without_weights_is_left_out(model: Any, tmp_path: Path) -> None:
     folder = saved(tmp_path, model, "pooler")
-    with pytest.warns(
-        UserWarning, match=r"does not contain weights of the pooler: \w+ is built without it \(add_pooling_layer=Fal"
-    ):
+    with pytest.warns(UserWarning, match=r"not contain weights of the pooler: \w+ is built without it \(add_pool"):
         adapter = loaded(folder)
     assert adapter.model.pooler is None and adapter.new == ()
     assert adapter.blueprint()["arguments"] == {"add_pooling_layer": False}
@@ -137,17 +135,14 @@ REFUSED: dict[str, tuple[Any, str, dict[str, Any], str]] = {
 def test_weights_that_the_saved_class_has_are_required(case: str, tmp_path: Path) -> None:
     model, lacking, options, named = REFUSED[case]
     folder = saved(tmp_path, model, *filter(None, [lacking]))
-    with pytest.raises(
-        ValueError, match=rf"(?s){tmp_path} lacks weights of \w+.*(?:{named or lacking}).*/missing-weigh"
-    ):
+    with pytest.raises(ValueError, match=rf"(?s){tmp_path} lacks weights of \w+.*(?:{named or lacking}).*/missing-we"):
         loaded(folder, **options)
 
 
 def test_all_of_a_network_is_no_new_head(tmp_path: Path) -> None:
     """A wrapper has saved the network, so that nothing in the file has a name that is known."""
     folder = saved(tmp_path, clip())
-    weights = load_file(tmp_path / NAME)
-    change(tmp_path, lambda name: True, {f"module.{name}": value for name, value in weights.items()})
+    change(tmp_path, lambda name: True, {f"module.{name}": value for name, value in load_file(tmp_path / NAME).items()})
     with pytest.raises(ValueError, match=r"lacks weights of CLIPForImageClassification.*: classifier.bias"):
         loaded(folder, task="image-classification", example_inputs=PIXELS)
 
@@ -254,7 +249,6 @@ def test_a_head_that_is_asked_for_is_new(case: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def classifiers(tmp_path: Path) -> Iterator[tuple[hf_stitch.Adapter, hf_stitch.Adapter]]:
-    """A network with a new head, and a trained one."""
     folder = saved(tmp_path, hf.ViTModel(hf.ViTConfig(**IMAGES)))
     trained = hf.ViTForImageClassification(hf.ViTConfig(**IMAGES)).eval()
     with warnings.catch_warnings():
@@ -269,9 +263,7 @@ SAMPLES = torch.randn(60, 3, 32, 32)
 def test_no_job_scores_a_new_head_without_being_told(classifiers: tuple[hf_stitch.Adapter, hf_stitch.Adapter]) -> None:
     new, trained = classifiers
     cut = {"source_layer": LAYER, "target_layer": LAYER, "progress": False}
-    with pytest.raises(
-        ValueError, match=r"(?s)has randomly initialised weights: classifier.bias, classifier.weight.*adapter.m"
-    ):
+    with pytest.raises(ValueError, match=r"(?s)randomly initialised weights: classifier.bias, classifier.w.*adapter.m"):
         hf_stitch.stitch(trained, new, SAMPLES, **cut)
     with pytest.raises(ValueError, match="has randomly initialised weights"):
         hf_stitch.stitch_grid(trained, new, SAMPLES, layers_a=[LAYER], layers_b=[LAYER], progress=False)
@@ -372,9 +364,7 @@ def test_weights_in_another_format_are_to_be_saved_anew(tmp_path: Path) -> None:
     folder = saved(tmp_path, BODY)
     torch.save(load_file(tmp_path / NAME), tmp_path / "pytorch_model.bin")
     (tmp_path / NAME).unlink()
-    with pytest.raises(
-        FileNotFoundError, match=r"model\.safetensors.*\(pytorch_model\.bin\) are not supported.*save_pre"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors.*\(pytorch_model\.bin\) are not supported.*save"):
         loaded(folder)
 
 

@@ -108,8 +108,7 @@ def test_padding_is_verified_once(which: tuple[str, str], forwards: int) -> None
 # -- positions -----------------------------------------------------------------------------------------------------
 def test_positions_of_texts_that_are_not_padded_on_the_left_are_those_of_the_network() -> None:
     mask = torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 1, 1]])
-    expected = [[0, 1, 2, 3], [0, 0, 0, 1], [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3]]
-    assert positions_of(mask).tolist() == expected
+    assert positions_of(mask).tolist() == [[0, 1, 2, 3], [0, 0, 0, 1], [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3]]
 
 
 def texts(count: int = 24) -> list[str]:
@@ -134,8 +133,7 @@ def test_inputs_have_positions_beside_padding_on_the_left_only() -> None:
 
 
 def without_positions(network: hf_stitch.Adapter) -> dict[str, Tensor]:
-    inputs = network.preprocess(texts(5))
-    return {name: value for name, value in inputs.items() if name != "position_ids"}
+    return {name: value for name, value in network.preprocess(texts(5)).items() if name != "position_ids"}
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
@@ -184,8 +182,7 @@ def test_outputs_of_texts_of_one_length_have_the_shape_of_the_network(kind: Any,
     padded = {name: torch.nn.functional.pad(value, (0, 2)) for name, value in text.items()}
     found, expected = network.forward(padded).logits, network.model(**padded).logits
     assert network._padded().sides == () and found.shape == expected.shape
-    alone = network.model(**text).logits
-    assert torch.equal(found[:, :tokens] if found.dim() == 3 else found, alone)
+    assert torch.equal(found[:, :tokens] if found.dim() == 3 else found, network.model(**text).logits)
 
 
 @pytest.mark.parametrize("asked", ["output_hidden_states", "output_attentions"])
@@ -196,8 +193,7 @@ def test_hidden_states_and_attentions_of_texts_of_several_lengths(asked: str) ->
     every = model(**inputs, **{asked: True})[key]
     for row, text in enumerate(given):
         count = int(inputs["attention_mask"][row].sum())
-        alone = model(**model.preprocess([text]), **{asked: True})[key]
-        for found, expected in zip(every, alone, strict=True):
+        for found, expected in zip(every, model(**model.preprocess([text]), **{asked: True})[key], strict=True):
             tokens = found[row, :count] if expected.dim() == 3 else found[row, :, :count, :count]
             torch.testing.assert_close(tokens, expected[0])
 
@@ -313,9 +309,7 @@ def test_texts_beyond_the_table_of_positions_are_truncated_beside_padding_on_the
 
 def test_a_network_that_cannot_be_helped_is_named_once() -> None:
     network = padding.tokenizing(zoo.adapter_of("masked", "funnel"), "right")
-    with pytest.warns(
-        UserWarning, match="activations of FunnelForMaskedLM depend on the batch because any padding changes them"
-    ):
+    with pytest.warns(UserWarning, match="of FunnelForMaskedLM depend on the batch because any padding changes them"):
         network._padded()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

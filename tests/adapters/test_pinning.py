@@ -13,14 +13,11 @@ import transformers
 from hf_stitch.adapters.libraries.timm_images import TimmImageProcessor
 from hf_stitch.adapters.pinning import OF_TOKENIZERS, settings_of_config, settings_of_processor
 
-VOCABULARY = {
-    token: index for index, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c"])
-}
+VOCABULARY = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c"])}
 BYTES = {"<|endoftext|>": 0, "a": 1, "b": 2, "c": 3, "ab": 4, "bc": 5}
 
 
 def phobert(folder: Path, *merges: str) -> Any:
-    """A slow tokenizer with merges."""
     folder.mkdir(exist_ok=True)
     (folder / "vocab.txt").write_text("a@@ 3\nb 2\nab 1\n")
     (folder / "bpe.codes").write_text("".join(f"{merge} 1\n" for merge in merges))
@@ -175,8 +172,6 @@ def test_a_config_is_its_class_defaults_and_what_was_chosen() -> None:
 
 
 class NewerConfig(transformers.ViTConfig):
-    """A config as of another version, which derives a further value."""
-
     def __init__(self, head_width: int | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.head_width = head_width or self.hidden_size // self.num_attention_heads

@@ -22,7 +22,6 @@ from tiny_networks import build  # isort: skip
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register the rewrite for the time of a test."""
     monkeypatch.setitem(registries.rewrites._entries, "factorise", Entry.of("factorise", Factorise))
 
 

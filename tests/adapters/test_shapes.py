@@ -66,8 +66,7 @@ def test_heads_and_widths_are_no_grid(heads: int) -> None:
     assert of_vit("vit_tiny_patch16_224", img_size=32, num_heads=heads) == "bnd 48 4x4 +1"
     assert of_vit("vit_small_patch16_dinov3", img_size=32, num_heads=heads) == "bnd 48 4x4 +5"
     # a width that is the number of patches
-    narrow = of_vit("vit_tiny_patch16_224", img_size=(16, 64), embed_dim=16, num_heads=4)
-    assert narrow == "bnd 16 2x8 +1"
+    assert of_vit("vit_tiny_patch16_224", img_size=(16, 64), embed_dim=16, num_heads=4) == "bnd 16 2x8 +1"
 
 
 @pytest.mark.parametrize(
@@ -184,8 +183,7 @@ class Reader(nn.Module):
 def read(model: nn.Module, *lengths: int, masked: bool = True) -> Any:
     """Activations at the first block for texts of some lengths, padded to the longest; the example has 6 tokens."""
     ids = torch.randint(1, 50, (2, 6))
-    example = {"ids": ids, "attention_mask": torch.ones_like(ids)}
-    adapter = hf_stitch.load(model.eval(), example_inputs=example)
+    adapter = hf_stitch.load(model.eval(), example_inputs={"ids": ids, "attention_mask": torch.ones_like(ids)})
     assert adapter.layers == ("blocks.0", "blocks.1")
     mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
     inputs = {"ids": torch.randint(1, 50, mask.shape), **({"attention_mask": mask} if masked else {})}

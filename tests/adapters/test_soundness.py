@@ -192,8 +192,7 @@ def test_networks_may_use(what: str) -> None:
 
 
 def test_inputs_overwritten_in_place_do_not_count_as_randomness() -> None:
-    adapter = hf_stitch.load(Net(before=lambda net, x: x.sub_(0.5)), example_inputs=ONE())
-    assert set(adapter.layers) >= BLOCKS
+    assert set(hf_stitch.load(Net(before=lambda net, x: x.sub_(0.5)), example_inputs=ONE()).layers) >= BLOCKS
 
 
 def test_integers_and_booleans_in_addition_to_numbers_are_context() -> None:
@@ -215,8 +214,7 @@ def test_packed_sequences_are_supported() -> None:
         return net.head(hidden[0])
 
     net = Code(run, stem=nn.Linear(8, 8), lstm=nn.LSTM(8, 8, batch_first=True), head=nn.Linear(8, 2))
-    adapter = hf_stitch.load(net, example_inputs=torch.randn(2, 5, 8))
-    assert exact(adapter, torch.randn(3, 5, 8), ("stem",))
+    assert exact(hf_stitch.load(net, example_inputs=torch.randn(2, 5, 8)), torch.randn(3, 5, 8), ("stem",))
 
 
 # -- special ids -----------------------------------------------------------------------------------------------------
@@ -236,20 +234,16 @@ class Words(nn.Module):
 
 
 class ForWords(Override):
-    """Defines special ids."""
-
     def special_ids(self, model: nn.Module) -> tuple[int, ...]:
         return (1, 600)
 
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register the special ids of :class:`Words`."""
     monkeypatch.setitem(hf_stitch.registries.overrides._entries, "Words", Entry.of("Words", ForWords))
 
 
 def pooled(net: Words, ids: Tensor, stem: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
-    """Search for padding, id 1."""
     real = (ids != 1)[..., None]
     return (y * real).sum(1) / real.sum(1)
 

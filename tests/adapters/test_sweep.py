@@ -40,8 +40,7 @@ class Row(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         passed = [self.stem(x)]
         for place, block in enumerate(self.blocks):
-            entering = self.glue(self, place, passed) if self.glue else passed[-1]
-            passed.append(block(entering))
+            passed.append(block(self.glue(self, place, passed) if self.glue else passed[-1]))
         return self.head(self.glue(self, len(self.blocks), passed) if self.glue else passed[-1])
 
 
@@ -90,16 +89,14 @@ GLUE: dict[str, tuple[Callable[[Row, int, list[Tensor]], Tensor] | None, set[int
 def test_cuts_in_a_row(how: str) -> None:
     glue, cuts = GLUE[how]
     samples = 1 if how.endswith("one sample") else 2
-    together, alone = (hf_stitch.load(Row(glue), example_inputs=torch.randn(samples, 8)) for _ in range(2))
+    joint, alone = (hf_stitch.load(Row(glue), example_inputs=torch.randn(samples, 8)) for _ in range(2))
     names = [f"blocks.{place}" for place in range(5)]
     found = {name for name in names if alone.verify_cut(name).status == "verified"}
     assert found == {f"blocks.{place}" for place in cuts}
-    assert {name for name in together.layers if name in names} == found
+    assert {name for name in joint.layers if name in names} == found
     x = torch.randn(7, 8)
     for name in found:
-        torch.testing.assert_close(
-            together.decode(together.encode(x, name)[name], name), together.forward(x), rtol=0, atol=0
-        )
+        torch.testing.assert_close(joint.decode(joint.encode(x, name)[name], name), joint.forward(x), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("how", [how for how in GLUE if len(GLUE[how][1]) < 5])

@@ -82,8 +82,7 @@ def test_threads_load_cut_and_hash_a_network_that_others_run() -> None:
         assert adapter.pinned.weights_hash == weights
         pixels = BATCHES[number]
         with torch.no_grad():
-            through = adapter.back(layer)(adapter.front(layer)(pixel_values=pixels))
-            return through.logits, adapter.forward(pixels).logits
+            return adapter.back(layer)(adapter.front(layer)(pixel_values=pixels)).logits, adapter.forward(pixels).logits
 
     with torch.no_grad():
         expected = [model(pixel_values=pixels).logits for pixels in BATCHES]

@@ -32,17 +32,14 @@ def folders(of_images: StitchedModel, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def cnn_vit(of_images: StitchedModel) -> StitchedModel:
-    """A copy of the model."""
     return copy.deepcopy(of_images)
 
 
 @pytest.fixture
 def saved(folders: Path, tmp_path: Path) -> Path:
-    """A copy of the folder of the model."""
     return Path(shutil.copytree(folders / "model", tmp_path / "model"))
 
 
 @pytest.fixture
 def saved_stitcher(folders: Path, tmp_path: Path) -> Path:
-    """A copy of the folder of the stitcher."""
     return Path(shutil.copytree(folders / "stitcher", tmp_path / "stitcher"))

@@ -39,11 +39,8 @@ def equal(texts: Any) -> tuple[Any, Any, dict[str, torch.Tensor]]:
     adapter = network("llama")
     model = stitched(adapter, adapter, texts, (LLAMA, LLAMA), matcher="identity")
     given = model.preprocess([sample["text"] for sample in texts[:4]])
-    return (
-        model,
-        build("llama", 0),
-        {**given, "labels": given["input_ids"].masked_fill(given["attention_mask"] == 0, -100)},
-    )
+    labels = given["input_ids"].masked_fill(given["attention_mask"] == 0, -100)
+    return model, build("llama", 0), {**given, "labels": labels}
 
 
 @pytest.mark.parametrize("items", [None, 7, torch.tensor(7)])
@@ -64,10 +61,8 @@ def refusing(equal: Any, of_images: Any, images: Any, texts: Any) -> dict[str, t
     model, _, given = equal
     pixels = torch.stack([sample["image"] for sample in images[:3]])
     found = {"llama": (model, given), "images": (of_images, {"pixel_values": pixels, "labels": torch.arange(3)})}
-    config = transformers.BloomConfig(
-        hidden_size=24, n_layer=3, n_head=4, vocab_size=80, bos_token_id=1, eos_token_id=2
-    )
-    a = adapted("gpt2", transformers.BloomForCausalLM(config).eval())
+    bloom = transformers.BloomConfig(hidden_size=24, n_layer=3, n_head=4, vocab_size=80, bos_token_id=1, eos_token_id=2)
+    a = adapted("gpt2", transformers.BloomForCausalLM(bloom).eval())
     ids = {"input_ids": torch.tensor([[7, 12, 30, 9]])}
     unnumbered = stitched(a, a, texts, (a.layers[1],) * 2, matcher="identity")
     layers = ("target.transformer.h.2", "transformer.h.1")
@@ -95,9 +90,7 @@ UNUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("which", "unused", "message"), UNUSED)
-def test_an_argument_that_nothing_uses_is_refused_by_name(
-    which: str, unused: dict[str, Any], message: str, refusing: Any
-) -> None:
+def test_an_unused_argument_is_refused_by_name(which: str, unused: dict[str, Any], message: str, refusing: Any) -> None:
     model, given = refusing[which]
     with pytest.raises(ValueError, match=message):
         model(**given, **unused)
@@ -144,11 +137,7 @@ def test_user_code_that_takes_anything_uses_what_its_example_contains() -> None:
         model(**given, poetry=1)
 
 
-CHANGED: dict[str, Any] = {
-    "output_router_logits": True,
-    "chunk_size_feed_forward": 2,
-    "is_encoder_decoder": True,
-}
+CHANGED: dict[str, Any] = {"output_router_logits": True, "chunk_size_feed_forward": 2, "is_encoder_decoder": True}
 READ = {
     "architectures", "_name_or_path", "dtype", "id2label", "label2id", "model_type", "problem_type", "return_dict",
     "transformers_version", "output_hidden_states", "output_attentions",
@@ -210,9 +199,7 @@ TOLD = {
 """What an error contains beside the name, or in its place."""
 
 
-def test_each_option_of_from_pretrained_has_an_effect_or_is_refused_by_name(
-    folders: Path, of_images: Any, images: Any
-) -> None:
+def test_each_option_of_from_pretrained_has_an_effect_or_is_refused(folders: Path, of_images: Any, images: Any) -> None:
     folder, given = folders / "model", {"pixel_values": torch.stack([sample["image"] for sample in images[:3]])}
     with torch.device("meta"), pytest.raises(RuntimeError, match="meta device"):
         StitchedModel.from_pretrained(folder)
@@ -238,15 +225,12 @@ def _adapter_beside(folder: Path, base: Path) -> None:
     (folder / "adapter_model.safetensors").write_bytes(b"")
 
 
-def test_a_folder_with_an_adapter_of_peft_is_refused(
-    whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_with_a_peft_adapter_is_refused(whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved, alone, network = (tmp_path / name for name in ("model", "adapter", "network"))
     whole[0].save_pretrained(saved)
     _adapter_beside(alone, saved)
     _adapter_beside(saved, saved)
-    auto = transformers.AutoModelForCausalLM.from_pretrained
-    for load in (StitchedModel.from_pretrained, hf_stitch.load, auto):
+    for load in (StitchedModel.from_pretrained, hf_stitch.load, transformers.AutoModelForCausalLM.from_pretrained):
         for folder in (alone, saved):
             with pytest.raises((ValueError, FileNotFoundError), match=r"PEFT adapter.*PeftModel.from_pretrained"):
                 load(str(folder))

@@ -58,14 +58,11 @@ def chains(families: tuple[str, str, str]) -> tuple[StitchedModel, StitchedModel
     ab = join(a, la, begin, b, first, task=b.task)
     end = fitted(load(ab), f"target.{lb}", c, lc, data, "mean" if "roberta" in families else "none")
     left = join(load(ab), f"target.{lb}", end, c, lc, task=c.task)
-    right = join(a, la, begin, load(join(b, lb, end, c, lc, task=c.task)), f"source.{first}", task=c.task)
-    return ab, left, right
+    return ab, left, join(a, la, begin, load(join(b, lb, end, c, lc, task=c.task)), f"source.{first}", task=c.task)
 
 
 @pytest.mark.parametrize("families", CHAINS, ids="-".join)
-def test_both_ways_to_build_a_chain_of_three_networks_give_the_same_bits(
-    families: tuple[str, str, str], tmp_path: Path
-) -> None:
+def test_both_ways_to_build_a_chain_of_three_give_the_same_bits(families: tuple[str, str, str], tmp_path: Path) -> None:
     data = samples(families[0])[:7]
     _, left, right = chains(families)
     expected = outputs(left, data)
@@ -98,8 +95,7 @@ def test_layers_of_a_chain_have_the_names_of_their_own_networks_and_are_cuts(fam
 
 
 def test_decoding_the_last_network_of_a_chain_skips_the_others() -> None:
-    adapter = load(chains(CHAINS[1])[1])
-    stubs = adapter.cut("target.transformer.h.2")[1].stubs
+    stubs = load(chains(CHAINS[1])[1]).cut("target.transformer.h.2")[1].stubs
     assert {"source.model.source.model.transformer.h.0", "source.model.target.model.model.layers.1.inner"} <= set(stubs)
 
 
@@ -165,9 +161,7 @@ def test_settings_of_a_chain_name_what_differs(tmp_path: Path) -> None:
         (lambda found: found.update(config=[1]), "source.blueprint.config in .* must be an object"),
     ],
 )
-def test_a_damaged_record_inside_a_chain_is_refused(
-    change: Callable[[Any], object], message: str, tmp_path: Path
-) -> None:
+def test_a_damaged_record_in_a_chain_is_refused(change: Callable[[Any], object], message: str, tmp_path: Path) -> None:
     chains(CHAINS[0])[1].save_pretrained(tmp_path)
     rewrite(tmp_path / "config.json", lambda record: change(record["source"]["blueprint"]))
     with pytest.raises(ValueError, match=message):
@@ -219,10 +213,9 @@ def test_a_chain_of_user_code_is_saved_in_one_folder(of_user_code: Any, tmp_path
         ):  # fmt: skip
             assert torch.equal(stitcher.attach(*ends, **options)(input=data), expected)
     timm: Any = ("timm:resnet10t", b)  # is loaded with the option
-    alone = "pretrained: loading options require a netw"
     for given, error, message in (
         ({"source": timm, "target": c, "pretrained": False}, ValueError, "the source Sequential, .* has other weights"),
-        ({"source": (a, b), "target": c, "pretrained": False}, TypeError, alone),
+        ({"source": (a, b), "target": c, "pretrained": False}, TypeError, "pretrained: loading options require a netw"),
         ({"target": c}, ValueError, r"the source is a stitched model, .* as source=\(source, target\)"),
         ({"source": (b, a), "target": c}, ValueError, "the network passed as the source, Sequential, .* are swapped"),
         ({"source": (a, b), "target": (b, c)}, TypeError, "the target is one network, got a tuple of 2"),

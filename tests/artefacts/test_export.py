@@ -26,8 +26,7 @@ def model_and_batch(request: Any, net: Any, inputs: Any, images: Any, texts: Any
 
 def logits(model: Any, batch: Any) -> torch.Tensor:
     # A traced network gives attention a mask of ones. Its layout excludes the fast kernel of torch 2.7.
-    kernel = sdpa_kernel(SDPBackend.MATH) if torch.__version__ < "2.8" else nullcontext()
-    with torch.no_grad(), kernel:
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH) if torch.__version__ < "2.8" else nullcontext():
         return model(**batch).logits
 
 
@@ -48,8 +47,7 @@ def test_it_exports_for_any_number_of_samples(of_images: Any, images: Any) -> No
 
 def test_it_compiles_in_one_graph(model_and_batch: Any) -> None:
     model, batch = model_and_batch
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    assert torch.equal(logits(compiled, batch), logits(model, batch))
+    assert torch.equal(logits(torch.compile(model, backend="eager", fullgraph=True), batch), logits(model, batch))
 
 
 def test_a_failed_forward_keeps_no_activations(model_and_batch: Any) -> None:

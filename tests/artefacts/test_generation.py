@@ -44,14 +44,11 @@ def prompts(adapter: Any, texts: list[str], side: str = "left") -> dict[str, tor
 
 
 def same(a: hf_stitch.Adapter, texts: Any, layer: str = "") -> Any:
-    """Stitch a network to itself by the identity."""
     return stitched(a, a, texts, (layer or a.layers[1],) * 2, matcher="identity")
 
 
 @pytest.fixture(scope="module")
 def between(net: Any, texts: Any) -> Any:
-    """``between(source, target)``: stitch networks of two families."""
-
     def make(source: str, target: Any) -> Any:
         b, family = (net(target, 1), target) if isinstance(target, str) else (target, "llama")
         return stitched(net(source), b, texts, (LAYERS[source], LAYERS[family]))
@@ -61,7 +58,6 @@ def between(net: Any, texts: Any) -> Any:
 
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)
 def made(request: Any, between: Any) -> StitchedModelForCausalLM:
-    """A stitched model, which no test changes."""
     return between(*request.param)
 
 
@@ -95,8 +91,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def test_the_identity_stitch_generates_in_every_way_as_the_network(way: str, net: Any, texts: Any) -> None:
     a = net("llama")
     network, model = copy.deepcopy(a.model), same(a, texts)
-    one_text = way in ("prompt lookup", "assistant")
-    batch = prompts(a, ["w1 w2 w3 w4 w5 w6", "w7 w8"][: 1 if one_text else 2])
+    batch = prompts(a, ["w1 w2 w3 w4 w5 w6", "w7 w8"][: 1 if way in ("prompt lookup", "assistant") else 2])
     options = {key: build("llama", 1) if key == "assistant_model" else value for key, value in WAYS[way].items()}
     found = []
     for each in (network, model):
@@ -198,8 +193,7 @@ def test_a_peculiar_network_stitched_to_itself_generates_what_it_does(which: str
     assert all(torch.equal(x, y) for x, y in zip(got.logits, expected.logits, strict=True))
     for use in (True, False):
         with torch.no_grad():
-            alone = a.model(input_ids=IDS, use_cache=use).logits
-            assert torch.equal(model(input_ids=IDS, use_cache=use).logits, alone)
+            assert torch.equal(model(input_ids=IDS, use_cache=use).logits, a.model(input_ids=IDS, use_cache=use).logits)
     assert (getattr(model.config, "layer_types", None) == ["sliding_attention"] * 3) == (which == "a sliding window")
 
 
@@ -324,8 +318,7 @@ def test_a_network_with_the_older_name_of_the_cache_gets_it_by_this_name(texts: 
             return super().forward(input_ids, **inputs, **{NAME: past_key_values})
 
     torch.manual_seed(0)
-    a = adapted("llama", Remote(build("llama", 0).config).eval())
-    model = same(a, texts)
+    model = same(adapted("llama", Remote(build("llama", 0).config).eval()), texts)
     assert (model.uncached, cache_argument(model.source.model)) == (None, "past_key_values")
     found, plain = generated(model), generated(model, use_cache=False)
     assert found[NAME].get_seq_length() == 11
@@ -487,12 +480,10 @@ def test_a_target_that_appends_tokens_when_it_generates_is_refused(net: Any) -> 
         return join(source, cut, StitchingLayer(*specs, "none", body), target, to, task="text-generation")
 
     model = joined(a, layer, a, layer)
-    chain = joined(b, LAYERS["gpt2"], hf_stitch.load(model), f"target.{a.layers[-1]}")
-    for each in (model, chain):
+    for each in (model, joined(b, LAYERS["gpt2"], hf_stitch.load(model), f"target.{a.layers[-1]}")):
         with pytest.raises(ValueError, match="XLMWithLMHeadModel, appends 1 token to the text"):
             generated(each)
-    after = joined(a, layer, b, LAYERS["gpt2"])
-    assert generated(after, tokens=2, use_cache=False).sequences.shape == (1, 6)
+    assert generated(joined(a, layer, b, LAYERS["gpt2"]), tokens=2, use_cache=False).sequences.shape == (1, 6)
 
 
 def test_a_source_that_reads_two_texts_is_refused_by_name(net: Any, texts: Any) -> None:

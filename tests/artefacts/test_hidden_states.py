@@ -27,14 +27,11 @@ def model_of(net: Any, data: Any, source: str, target: str, matcher: str = "lsts
 
 
 def inputs_of(model: StitchedModel, data: Any) -> dict[str, Any]:
-    """Preprocess five samples; texts differ in length."""
     return model.preprocess([sample.get("image", sample.get("text")) for sample in data[:5]])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_network_stitched_to_itself_gives_its_own_and_the_mapped_one(
-    family: str, net: Any, images: Any, texts: Any
-) -> None:
+def test_a_network_stitched_to_itself_gives_both_hidden_states(family: str, net: Any, images: Any, texts: Any) -> None:
     data = images if family == "vit" else texts
     model = model_of(net, data, family, family, "identity")
     inputs = inputs_of(model, data)
@@ -61,8 +58,7 @@ def test_both_halves_show_what_ran(source: str, target: str, net: Any, images: A
     count = model.config.num_hidden_layers + (1 if model.can_generate() else 0)
     assert len(found.hidden_states) == count + 1 and len(found.attentions) == count - 1
     cut = int(model.source.cut.layer.rpartition(".")[2]) + 1
-    entering = model.transfer(**inputs)
-    assert torch.equal(found.hidden_states[cut + 1], model.target.cut.restore(entering.values))
+    assert torch.equal(found.hidden_states[cut + 1], model.target.cut.restore(model.transfer(**inputs).values))
     first = found.hidden_states[0]
     first.retain_grad()
     found.attentions[0].retain_grad()

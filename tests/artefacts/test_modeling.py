@@ -118,9 +118,7 @@ def test_a_cast_keeps_buffers_that_a_network_computes_itself(net: Any, texts: An
     assert {parameter.dtype for parameter in cast.parameters()} == {torch.bfloat16}
 
 
-def test_a_cast_keeps_modules_that_a_network_keeps_in_float32(
-    net: Any, texts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cast_keeps_float32_modules(net: Any, texts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise T5 overflows in float16."""
     stitched(net("t5"), net("t5", 1), texts, (LAYERS["t5"],) * 2, task=None).save_pretrained(tmp_path)
     for name, parameter in StitchedModel.from_pretrained(tmp_path, dtype=torch.float16).named_parameters():
@@ -246,8 +244,7 @@ def test_hooks_see_tensors_and_may_change_them(net: Any, images: Any, inputs: An
     shift = model.stitch.register_forward_hook(lambda _, __, values: values + 1)
     moved = model(**given).logits
     shift.remove()
-    shifted = entering.replace(values=entering.values + 1)
-    assert torch.equal(moved, model.head(shifted).logits)
+    assert torch.equal(moved, model.head(entering.replace(values=entering.values + 1)).logits)
     assert not torch.equal(moved, expected)
     for module, factor in ((model.stitch, 0), (model.target, 2)):  # whose first argument is all that a hook sees
         hook = module.register_forward_pre_hook(lambda _, args, factor=factor: factor * args[0])

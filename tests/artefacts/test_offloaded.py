@@ -35,7 +35,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def offloaded(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The model with all blocks and its head on the disk."""
     places = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.norm": "cpu", "lm_head": "disk"}
     places |= {f"model.layers.{number}": "disk" for number in range(LAYERS)}
     return hf_stitch.load(str(folder), device_map=places, offload_folder=tmp_path_factory.mktemp("disk"))
@@ -43,7 +42,6 @@ def offloaded(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> Any:
-    """The model in memory."""
     return hf_stitch.load(str(folder))
 
 
@@ -52,9 +50,7 @@ def inputs(whole: Any) -> dict[str, torch.Tensor]:
     return dict(whole.processor(TEXTS[:4], return_tensors="pt", padding=True, return_token_type_ids=False))
 
 
-def test_the_hash_and_each_entry_of_the_state_are_those_of_the_model_in_memory(
-    offloaded: Any, whole: Any, folder: Path
-) -> None:
+def test_the_hash_and_each_entry_of_the_state_are_as_in_memory(offloaded: Any, whole: Any, folder: Path) -> None:
     assert is_offloaded(offloaded.model) and not is_offloaded(whole.model)
     assert weights_hash(offloaded.model) == weights_hash(whole.model)
     assert sum(p.is_meta for p in offloaded.model.parameters()) == 9 * LAYERS + 1  # all are still on the disk

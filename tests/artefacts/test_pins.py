@@ -163,18 +163,14 @@ def test_the_limit_of_a_tokenizer_counts_up_to_the_positions_of_the_network(save
         stitcher.attach(limited(5), bert(1))
 
 
-def test_an_older_record_warns_once_that_only_weights_are_compared(
-    saved: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_an_old_record_warns_once_that_only_weights_are_compared(saved: Callable[[str], Path], tmp_path: Path) -> None:
     old = shutil.copytree(saved("vit"), tmp_path / "old")
     for side, part in itertools.product(("source", "target"), ("config", "processor")):
         rewrite(old / "stitcher.json", lambda record, side=side, part=part: record[side]["reference"].pop(part))
     stitcher = Stitcher.from_pretrained(old)
     assert stitcher.source.config is None and stitcher.source.weights_hash
     changed = vit(0, {"image_mean": [0.1] * 3}, hidden_act="relu")
-    with pytest.warns(
-        UserWarning, match="saved by version 0.2.0 or earlier: so only the weights .* are checked"
-    ) as seen:
+    with pytest.warns(UserWarning, match="by version 0.2.0 or earlier, so only the weights .* are checked") as seen:
         attached = stitcher.attach(changed, vit(1))
     assert [warning.filename for warning in seen] == [__file__]
     with warnings.catch_warnings():
@@ -218,8 +214,6 @@ def test_an_unknown_task_is_rejected(saved_stitcher: Path, net: Any) -> None:
 
 # -- user code ----------------------------------------------------------------------------------------------------
 class Sizes:
-    """The config of a network of user code."""
-
     def __init__(self) -> None:
         self.width, self.slope = 8, 1.0
 

@@ -78,12 +78,10 @@ def test_the_saved_processor_equals_the_transform_of_timm(name: str, tmp_path: P
     for kind in (AutoImageProcessor, AutoProcessor, TimmImageProcessor):
         processor = kind.from_pretrained(tmp_path)
         assert type(processor) is TimmImageProcessor
-        config = timm.data.resolve_data_config(pretrained_cfg=given)
-        transform = timm.data.create_transform(**config, is_training=False)
+        transform = timm.data.create_transform(**timm.data.resolve_data_config(pretrained_cfg=given), is_training=False)
         mode = "L" if name == "grey" else "RGB"
         for image in (picture(0), picture(1, (32, 32, 3)), picture(2, (90, 20, 3)), picture(3, (40, 30))):
-            expected = transform(image.convert(mode))
-            assert torch.equal(processor(image, return_tensors="pt")["pixel_values"][0], expected)
+            assert torch.equal(processor(image, return_tensors="pt")["pixel_values"][0], transform(image.convert(mode)))
     array = np.asarray(picture(0))
     channels_first = torch.from_numpy(array.copy()).permute(2, 0, 1)
     assert torch.equal(processor(array)["pixel_values"][0], processor(channels_first)["pixel_values"][0])

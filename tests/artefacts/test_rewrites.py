@@ -33,7 +33,6 @@ from tiny_networks import LAYERS, SIZE, TEXT, adapted, build, network, plain_tok
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register the rewrite for the time of a test."""
     monkeypatch.setitem(registries.rewrites._entries, "factorise", Entry.of("factorise", Factorise))
 
 
@@ -65,16 +64,13 @@ def test_a_model_of_rewritten_networks_is_loaded_with_the_same_bits(
     halves: list[Any] = [again.source, again.target]
     for half, family in zip(halves, pair, strict=True):
         assert [record["rank"] for record in rewrites_of(half.model)] == [change.rank for change in CHANGES[family]]
-    cast = StitchedModel.from_pretrained(tmp_path, dtype="bfloat16")
-    assert {p.dtype for p in cast.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in StitchedModel.from_pretrained(tmp_path, dtype="bfloat16").parameters()} == {torch.bfloat16}
     again.save_pretrained(tmp_path / "again")
     assert_same(model, StitchedModel.from_pretrained(tmp_path / "again"), inputs(a))
 
 
 def test_a_chain_with_rewritten_networks_is_loaded_with_the_same_bits(images: Any, inputs: Any, tmp_path: Path) -> None:
-    a, b, c = (
-        rewritten("deit", *changes, seed=seed) for seed, changes in enumerate([(Factorise(3),), (), (Factorise(2),)])
-    )
+    a, b, c = (rewritten("deit", *changes, seed=i) for i, changes in enumerate([(Factorise(3),), (), (Factorise(2),)]))
     first = stitched(a, b, images, ("blocks.0", "blocks.0"))
     chain = stitched(hf_stitch.load(first), c, images, ("target.blocks.1", "blocks.1"))
     chain.save_pretrained(tmp_path / "chain")
@@ -84,8 +80,7 @@ def test_a_chain_with_rewritten_networks_is_loaded_with_the_same_bits(images: An
     assert recorded is not None and loaded is not None
     assert {"target.rewrites", "source.source.rewrites"} <= recorded.chosen.keys()
     assert recorded.changes(loaded) == []
-    required = [each["name"] for each in again.config.requires if each["registry"] == "rewrites"]
-    assert required == ["factorise"]
+    assert [each["name"] for each in again.config.requires if each["registry"] == "rewrites"] == ["factorise"]
 
 
 # -- what a machine lacks, and what an attacker writes -----------------------------------------------------------------
@@ -104,7 +99,6 @@ def original(images: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def saved(original: Path, tmp_path: Path) -> Path:
-    """A copy of that folder."""
     return Path(shutil.copytree(original, tmp_path / "model"))
 
 
@@ -271,9 +265,7 @@ def test_a_model_with_a_hook_is_not_saved_without_it(images: Any, inputs: Any, t
 
 
 @pytest.mark.parametrize("place", ["trl.trainer.utils", "mine"])
-def test_a_wrapper_of_the_whole_forward_is_left_out_only_if_a_trainer_made_it(
-    place: str, images: Any, tmp_path: Path
-) -> None:
+def test_a_wrapper_of_forward_is_left_out_only_if_a_trainer_made_it(place: str, images: Any, tmp_path: Path) -> None:
     model = stitched(network("deit"), network("deit", 1), images, ("blocks.1", "blocks.1"))
     code = "def forward(self, *args, **inputs):\n    return plain(self, *args, **inputs)"
     names: dict[str, Any] = {"__name__": place, "plain": type(model).forward}
@@ -316,9 +308,7 @@ def test_what_no_forward_in_eval_mode_reads_may_be_changed(images: Any, net: Any
     found.save_pretrained(tmp_path / "texts")
 
 
-def test_what_the_cut_removes_and_synchronised_batch_norms_are_no_change(
-    images: Any, inputs: Any, tmp_path: Path
-) -> None:
+def test_removed_layers_and_synchronised_batch_norms_are_no_change(images: Any, inputs: Any, tmp_path: Path) -> None:
     model = build("deit", 0)
     model.set_submodule("blocks.2.mlp.act", nn.ReLU())
     norms = [adapted("cnn", timm.layers.convert_sync_batchnorm(build("cnn", seed)).eval()) for seed in (0, 1)]

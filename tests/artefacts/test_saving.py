@@ -61,8 +61,6 @@ MATCHERS = [
 
 
 def between(source: str, target: str, *dtypes: str, **options: Any) -> Callable[[Any, Any, Any], Made]:
-    """Stitch networks of two families, of some dtypes."""
-
     def make(images: Any, texts: Any, inputs: Any) -> Made:
         a, b = network(source, 0, *dtypes[:1]), network(target, 1, *dtypes[1:])
         data = texts if source in LANGUAGE else images
@@ -96,8 +94,7 @@ def partial_network(kind: str, side: int, images: Any, texts: Any, inputs: Any) 
 
 def of_two_tokenizers(source: str, target: str, *_: Any) -> Made:
     a, b = decoder(source), decoder(target)
-    own = source == "gpt2"
-    made = stitched(a, b, SENTENCES, (LAYER[source], LAYER[target]), align="prefix", own=own)
+    made = stitched(a, b, SENTENCES, (LAYER[source], LAYER[target]), align="prefix", own=source == "gpt2")
     return made, (a, b), made.preprocess(SENTENCES[3:6])
 
 
@@ -123,7 +120,6 @@ MODELS: dict[str, Callable[[Any, Any, Any], Made]] = {
 
 
 def attached(model: StitchedModel, ends: tuple[Any, Any], folder: Path) -> StitchedModel:
-    """Save the stitcher, load it, and attach it to its networks."""
     model.stitcher.save_pretrained(folder)
     assert {path.name for path in folder.glob("*.[js]*")} - {"source_tokenizer.json", "target_tokenizer.json"} == {
         "stitch.safetensors", "stitcher.json"
@@ -172,9 +168,7 @@ def made(images: Any, texts: Any, inputs: Any) -> Callable[[str], Made]:
         *((name, way) for name in ("cnn", "decoders", "two vocabularies") for way in list(WAYS)[2:]),
     ],
 )
-def test_what_was_saved_and_loaded_is_the_same(
-    name: str, way: str, made: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_loaded_equals_saved(name: str, way: str, made: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     model, ends, batch = made(name)
     again = WAYS[way](model, ends, tmp_path / "saved")
     if name == "one in bfloat16":
@@ -213,8 +207,7 @@ def test_saving_again_writes_the_same_files(saved: Path, tmp_path: Path) -> None
 
 
 def test_the_module_beside_a_model_has_the_classes_that_its_config_names(saved: Path) -> None:
-    named = json.loads((saved / "config.json").read_text(encoding="utf-8"))["auto_map"].values()
-    for reference in named:
+    for reference in json.loads((saved / "config.json").read_text(encoding="utf-8"))["auto_map"].values():
         assert isinstance(get_class_from_dynamic_module(reference, str(saved)), type)
 
 
@@ -268,7 +261,6 @@ def test_scores_of_other_weights_are_left_out(cnn_vit: StitchedModel, images: An
 
 
 def into_llama(change: Callable[[Any], object], texts: Any) -> StitchedModel:
-    """Stitch a Llama to one that was changed."""
     change(target := build("llama", 1))
     b = hf_stitch.load(target, processor=plain_tokenizer())
     return stitched(network("llama"), b, texts, (LAYERS["llama"], LAYERS["llama"]))
@@ -354,7 +346,6 @@ def sharing(request: Any) -> tuple[StitchedModel, dict[str, torch.Tensor]]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of such a model."""
     joined(albert)[0].save_pretrained(folder := tmp_path_factory.mktemp("shared"))
     return folder
 

@@ -93,7 +93,6 @@ WRONG: list[tuple[str, str, Any, str]] = [
 
 
 def changed(record: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
-    """Copy a record, with another value of a field."""
     record = holder = copy.deepcopy(record)
     *way, last = field.split(".")
     for key in way:

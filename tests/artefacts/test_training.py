@@ -28,9 +28,7 @@ def trainer(model: Any, images: Any, folder: Path, **options: Any) -> transforme
     return transformers.Trainer(model, arguments, train_dataset=data, eval_dataset=data[:8])
 
 
-def test_frozen_networks_do_not_change_while_the_stitch_is_trained(
-    images: Any, tmp_path: Path, cnn_vit: StitchedModel
-) -> None:
+def test_frozen_networks_do_not_change_in_training(images: Any, tmp_path: Path, cnn_vit: StitchedModel) -> None:
     """Weights of the halves and statistics of BatchNorm stay bitwise the same."""
     model = cnn_vit.freeze_networks()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -41,9 +39,7 @@ def test_frozen_networks_do_not_change_while_the_stitch_is_trained(
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_resumed_training_reaches_the_same_weights(
-    frozen: bool, images: Any, tmp_path: Path, cnn_vit: StitchedModel
-) -> None:
+def test_resuming_gives_the_same_weights(frozen: bool, images: Any, tmp_path: Path, cnn_vit: StitchedModel) -> None:
     def fresh() -> StitchedModel:
         return copy.deepcopy(cnn_vit).freeze_networks() if frozen else copy.deepcopy(cnn_vit)
 
@@ -61,8 +57,7 @@ def test_the_best_checkpoint_is_loaded_at_the_end(images: Any, tmp_path: Path, c
         model, images, tmp_path, load_best_model_at_end=True, metric_for_best_model="eval_loss", learning_rate=1.0
     )
     run.train()
-    best = Path(run.state.best_model_checkpoint or "")
-    kept = StitchedModel.from_pretrained(best).state_dict()
+    kept = StitchedModel.from_pretrained(Path(run.state.best_model_checkpoint or "")).state_dict()
     assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
     assert run.evaluate()["eval_loss"] == pytest.approx(run.state.best_metric)
 
@@ -74,9 +69,7 @@ def test_the_best_checkpoint_is_loaded_at_the_end(images: Any, tmp_path: Path, c
         *((pair, True) for pair in (("bert", "bert"), ("t5", "roberta"), ("bert", "llama"))),
     ],
 )
-def test_gradient_checkpointing_gives_the_same_gradients(
-    pair: tuple[str, str], frozen: bool, texts: Any, inputs: Any
-) -> None:
+def test_checkpointing_gives_the_same_gradients(pair: tuple[str, str], frozen: bool, texts: Any, inputs: Any) -> None:
     a, b, pooling = network(pair[0]), network(pair[1], 1), "mean" if pair[1] == "roberta" else "none"
     model = stitched(a, b, texts, (LAYERS[pair[0]], LAYERS[pair[1]]), pooling=pooling)
     for module in model.modules():
@@ -102,9 +95,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(
         assert any(getattr(module, "gradient_checkpointing", False) for module in type(model)(model.config).modules())
 
 
-def test_images_require_gradients_but_no_checkpointing_where_a_half_does_not_support_it(
-    cnn_vit: StitchedModel, images: Any
-) -> None:
+def test_images_need_gradients_but_no_checkpointing_where_a_half_lacks_it(cnn_vit: StitchedModel, images: Any) -> None:
     with pytest.raises(ValueError, match="StitchedModelForImageClassification does not support"):
         checkpointed(cnn_vit)
     cnn_vit.requires_grad_(False).enable_input_require_grads()

@@ -48,10 +48,9 @@ def reader(source: Any, target: Any) -> PrefixReader:
 
 def paths(reading: Any, row: int) -> list[list[int]]:
     """The tokens that each node attends to, in the order of their depth."""
-    nodes = reading.attention_mask[row, 0]
     return [
         [int(reading.input_ids[row, each]) for each in sorted(mask.nonzero()[:, 0], key=lambda n: int(n))]
-        for mask in nodes
+        for mask in reading.attention_mask[row, 0]
     ]
 
 
@@ -283,15 +282,13 @@ def test_tokens_that_a_tokenizer_appends_are_dropped() -> None:
 
 
 def stitch(data: Any = SENTENCES, **options: Any) -> Any:
-    """Stitch both decoders."""
     ends = {"source_layer": LAYER["llama"], "target_layer": LAYER["gpt2"]}
     return hf_stitch.stitch(decoder("llama"), decoder("gpt2"), data, **ends, progress=False, **options)
 
 
 def a_long_text() -> Any:
     ids = [*map(str, range(len(SENTENCES))), "the long one"]
-    data = hf_stitch.Samples.of([*SENTENCES, "to the blacksmith’s " * 30], id=ids)
-    return stitch(data, align="prefix")
+    return stitch(hf_stitch.Samples.of([*SENTENCES, "to the blacksmith’s " * 30], id=ids), align="prefix")
 
 
 def an_encoder() -> Any:

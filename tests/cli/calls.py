@@ -17,12 +17,10 @@ def run(*arguments: object) -> Result:
 
 
 def words(text: str) -> str:
-    """Text without the frame and the line breaks of a terminal."""
     return " ".join(text.replace("│", " ").split())
 
 
 def error_line(*arguments: object) -> str:
-    """Run a command that fails and return its one-line error message."""
     result = run(*arguments)
     assert result.exit_code == 1 and not result.stdout, result.output
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
@@ -31,7 +29,6 @@ def error_line(*arguments: object) -> str:
 
 
 def usage_error(*arguments: object) -> str:
-    """Run a command with wrong usage and return what is told."""
     result = run(*arguments)
     assert result.exit_code == 2, result.output
     return words(result.stderr)

@@ -9,7 +9,6 @@ import pytest
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Save a timm ResNet and a transformers ViT for images of digits, and return their folders."""
     from hf_stitch import Samples
     from hf_stitch.cli import networks
     from hf_stitch.data import read_data

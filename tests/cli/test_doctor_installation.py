@@ -30,7 +30,6 @@ STATUS = {
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Installed versions, which a test may change."""
     present = {"transformers": "5.24.0", "timm": "1.0.31", "torch": "2.15.0+cu132", "hf-stitch": "0.3.0"}
 
     class Distribution:
@@ -91,7 +90,6 @@ def test_the_list_is_found_beside_the_package_then_in_the_checkout(tmp_path: Pat
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str]) -> dict[str, Callable[[], object]]:
-    """Parts of the self-test that do nothing, which a test may change."""
     found: dict[str, Callable[[], object]] = {"cut": lambda: None, "generate": lambda: None}
     monkeypatch.setattr(selftest, "PARTS", found)
     return found
@@ -108,9 +106,7 @@ def test_an_untested_version_alone_is_no_failure(installed: dict[str, str]) -> N
     assert shown.endswith("cut: passed generate: passed everything works")
 
 
-def test_a_part_that_fails_is_named_and_the_others_run(
-    parts: dict[str, Callable[[], object]], installed: dict[str, str]
-) -> None:
+def test_failures_are_named_and_the_rest_run(parts: dict[str, Callable[[], object]], installed: dict[str, str]) -> None:
     ran = []
 
     def fail() -> None:

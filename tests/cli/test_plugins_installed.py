@@ -98,8 +98,7 @@ def test_commands_of_plugins_run_and_are_not_imported_for_help(tmp_path: Path) -
 def test_each_command_is_listed_with_its_own_summary() -> None:
     group: Any = get_command(app)
     for name in registries.commands:
-        listed = group.get_command(None, name).help
-        summary, _, origin = listed.removesuffix(").").partition(" (plugin ")
+        summary, _, origin = group.get_command(None, name).help.removesuffix(").").partition(" (plugin ")
         own = command_of(name).help.partition("\n\n")[0]
         assert " ".join(own.split()).startswith(summary) and len(summary) > 20, name
         assert bool(origin) == (name not in BUILT_INS["commands"])

@@ -54,7 +54,6 @@ class Scene(Namespace):
 
 @cache
 def pictures(n: int, seed: int = 0) -> Dataset:
-    """Create a data set of random labelled images."""
     random = np.random.default_rng(seed)
     images = [Image.fromarray(random.integers(0, 255, (40, 48, 3), dtype=np.uint8)) for _ in range(n)]
     features = Features({"image": ImageFeature(), "label": ClassLabel(names=[f"class {i}" for i in range(CLASSES)])})
@@ -63,7 +62,6 @@ def pictures(n: int, seed: int = 0) -> Dataset:
 
 @cache
 def sentences(n: int, seed: int = 0) -> Dataset:
-    """Create a data set of random labelled texts."""
     random = np.random.default_rng(seed)
     texts = [" ".join(random.choice(WORDS, size=random.integers(3, 9))) for _ in range(n)]
     features = Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes", "perhaps"])})
@@ -71,7 +69,6 @@ def sentences(n: int, seed: int = 0) -> Dataset:
 
 
 def cnn(seed: int = 0, name: str = "resnet18", **arguments: Any) -> torch.nn.Module:
-    """Create a narrow timm network for small images."""
     torch.manual_seed(seed)
     config = {"input_size": (3, SIZE, SIZE), "crop_pct": 1.0}
     thin = arguments or {"channels": (16, 24, 32, 32)}
@@ -79,7 +76,6 @@ def cnn(seed: int = 0, name: str = "resnet18", **arguments: Any) -> torch.nn.Mod
 
 
 def vit(seed: int = 0) -> transformers.PreTrainedModel:
-    """Create a vision transformer with eight narrow blocks."""
     torch.manual_seed(seed)
     config = transformers.ViTConfig(
         **{**BODY, "num_hidden_layers": 8}, image_size=SIZE, patch_size=8, num_labels=CLASSES
@@ -88,30 +84,25 @@ def vit(seed: int = 0) -> transformers.PreTrainedModel:
 
 
 def vit_processor() -> Any:
-    """Create the image processor of :func:`vit`."""
     return transformers.ViTImageProcessor(size={"height": SIZE, "width": SIZE})
 
 
 def of_texts(model: Any) -> Adapter:
-    """Load a network of texts with the tokenizer of all of them."""
     return hf_stitch.load(model.eval(), processor=plain_tokenizer())
 
 
 def bert(layers: int = 3) -> Any:
-    """Create a small BERT classifier."""
     config = transformers.BertConfig(**{**TEXT, "num_hidden_layers": layers}, num_labels=3)
     return transformers.BertForSequenceClassification(config).eval()
 
 
 def gpt2(**sizes: int) -> Any:
-    """Create a small GPT-2."""
     ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     config = transformers.GPT2Config(**{"n_embd": 24, "n_layer": 7, "n_head": 4, "vocab_size": 80, **ends, **sizes})
     return transformers.GPT2LMHeadModel(config).eval()
 
 
 def llama(**sizes: int) -> Any:
-    """Create a small Llama."""
     config = transformers.LlamaConfig(**{**TEXT, **sizes}, bos_token_id=1, eos_token_id=2)
     return transformers.LlamaForCausalLM(config).eval()
 
@@ -123,7 +114,6 @@ def text_network(family: str, seed: int = 0) -> Adapter:
 
 
 def words_of(count: int) -> list[str]:
-    """Create random texts."""
     return [row["text"] for row in sentences(count)]
 
 
@@ -139,9 +129,7 @@ def on_the_hub() -> dict[str, dict[str, bytes]]:
 
 
 def _timm_files(model: torch.nn.Module, arguments: dict[str, Any]) -> dict[str, bytes]:
-    return files_of(
-        lambda folder: timm.models.save_for_hf(model, folder, model_args=arguments, safe_serialization=True)
-    )
+    return files_of(lambda path: timm.models.save_for_hf(model, path, model_args=arguments, safe_serialization=True))
 
 
 def files_of(*writers: Callable[[str], object]) -> dict[str, bytes]:
@@ -306,11 +294,10 @@ def towers() -> Namespace:
     random = np.random.default_rng(0)
     pictures = [Image.fromarray(random.integers(0, 255, (30, 26, 3), dtype=np.uint8)) for _ in range(60)]
     encoder = transformers.ViTModel(transformers.ViTConfig(**SMALL, image_size=32, patch_size=8)).eval()
-    made = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
     return {
         "vlm": transformers.LlavaForConditionalGeneration(config).eval(), "processor": processor, "images": pictures,
         "captions": [f"{WORDS[i % 7]} {WORDS[i % 5]}" for i in range(60)], "projector": "model.multi_modal_projector",
-        "encoder": hf_stitch.load(encoder, processor=made),
+        "encoder": hf_stitch.load(encoder, processor=transformers.ViTImageProcessor(size={"height": 32, "width": 32})),
     }  # fmt: skip
 
 
@@ -439,7 +426,6 @@ def trust_a_stitch() -> Namespace:
 
 
 def vectors(count: int, hidden: int, *widths: int) -> list[np.ndarray[Any, Any]]:
-    """Create vectors of the same texts by several encoders."""
     random = np.random.default_rng(0)
     common = random.normal(size=(count, hidden))
     return [np.tanh(common @ random.normal(size=(hidden, width)) / 3).astype(np.float32) for width in widths]

@@ -25,7 +25,6 @@ BERT = dict.fromkeys(("source_layer", "target_layer"), "bert.encoder.layer.0")
 
 
 def other_processor(scene: Scene) -> object:
-    """Attach a target whose images are normalised in another way."""
     processor = vit_processor()
     processor.image_mean = [0.1, 0.1, 0.1]
     return Stitcher.from_pretrained("stitcher").attach(scene["source"], hf_stitch.load(vit(), processor=processor))
@@ -41,14 +40,12 @@ def damaged(scene: Scene) -> object:
 
 
 def other_order(scene: Scene) -> object:
-    """Compare two sides of which one is reversed."""
     ids = [f"s{place}" for place in range(60)]
     one, two = (hf_stitch.Samples.of(scene["dataset"], id=each) for each in (ids, ids[::-1]))
     return hf_stitch.compare(scene["source"], scene["target"], one, paired_data=two)
 
 
 def too_large(scene: Scene) -> object:
-    """Stitch wide layers with all their positions in a row."""
     nn, images = torch.nn, torch.rand(8, 3, 224, 224)
     features = nn.Sequential(nn.Conv2d(3, 64, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 128, 1), nn.ReLU())
     ends = {"pooled": nn.AdaptiveAvgPool2d(1), "flat": nn.Flatten(), "head": nn.Linear(128, 2)}
@@ -73,14 +70,12 @@ def incomplete(scene: Scene) -> object:
 
 
 def new_head(scene: Scene) -> object:
-    """Stitch to a network with a head that its checkpoint lacks."""
     transformers.BertModel(transformers.BertConfig(**TEXT)).save_pretrained("encoder")
     network = hf_stitch.load("encoder", task="text-classification")
     return hf_stitch.stitch(scene["bert"], network, scene["texts"], **BERT)
 
 
 def few(scene: Scene) -> Any:
-    """Return twelve samples."""
     return scene["dataset"].select(range(12))
 
 
@@ -123,7 +118,6 @@ def test_the_quoted_message_is_that_of_the_error(page: str, tmp_path: Path, monk
         with pytest.raises(Exception) as caught:
             raises(scene)
         # Sizes that depend on the machine are quoted as they were on one.
-        parts = re.split(r"…|[\d.,]+ TB|[\d.,]+ GB", " ".join(message.split()))
-        pattern = ".*".join(map(re.escape, parts))
+        pattern = ".*".join(map(re.escape, re.split(r"…|[\d.,]+ TB|[\d.,]+ GB", " ".join(message.split()))))
         assert re.search(pattern, f"{caught.type.__name__}: {' '.join(str(caught.value).split())}"), caught.value
         assert str(caught.value).endswith(f"\nSee {ADDRESS.format(page)}")

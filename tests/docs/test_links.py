@@ -22,12 +22,10 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def prose(text: str) -> str:
-    """Return a page without its code."""
     return CODE.sub("", text)
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.M), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -22,7 +22,6 @@ FENCED = re.compile(r"^```([^\n`]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def snippets(page: str, language: str) -> Iterator[tuple[int, str]]:
-    """Yield the line number and the text of every snippet in a language."""
     text = (ROOT / page).read_text()
     for found in FENCED.finditer(text):
         if found[1] == language:
@@ -65,7 +64,6 @@ def test_every_page_with_snippets_has_a_scene() -> None:
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget at the end what a page registers."""
     for kind in hf_stitch.registries:
         registry = hf_stitch.registries[kind]
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))

@@ -63,7 +63,6 @@ def described(gallery: Any) -> dict[str, Any]:
 
 
 def forget(gallery: Any) -> None:
-    """Let the gallery read its pictures and train its networks again."""
     for cached in (gallery.pictures, gallery.trained, gallery.captioner):
         cached.cache_clear()
 
@@ -100,9 +99,7 @@ def test_exchanged_captioners_are_downloaded(gallery: Any, described: dict[str, 
     assert reader.batch_decode(ids, skip_special_tokens=True) == done.after[:9]
 
 
-def test_captions_need_pictures_and_networks_of_the_gallery(
-    gallery: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_captions_need_the_gallery(gallery: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(gallery.Refused, match="Choose one of transformer, seed 0"):
         gallery.describe("CNN, seed 0", "CNN, seed 1")
     with pytest.raises(gallery.Refused, match="as new encoder one of CNN, seed 0"):
@@ -123,8 +120,7 @@ def test_captions_need_pictures_and_networks_of_the_gallery(
     assert gallery.caption_of(names[0]) == "a picture of a <i>black cat"
     assert set(done.classes[:8]) == {"<i>black  cat", "dog"}  # a folder comes class by class
     assert set(done.before) <= {gallery.caption_of(name) for name in names} and done.right(done.before) > 0.6
-    report = Path(gallery.downloads({"a": done.found}, None, tmp_path / "out")[0]).read_text()
-    for page in (done.table(), report):
+    for page in (done.table(), Path(gallery.downloads({"a": done.found}, None, tmp_path / "out")[0]).read_text()):
         assert "&lt;i&gt;black" in page and "<i>black" not in page
 
 
@@ -182,8 +178,7 @@ def test_real_pictures_are_read_from_a_folder(gallery: Any, tmp_path: Path, monk
 def test_one_picture_more_than_whole_batches_trains_a_network(gallery: Any, architecture: str) -> None:
     images = [Image.new("RGB", (20, 20), (7 * number, 0, 0)) for number in range(gallery.networks.BATCH + 1)]
     samples = hf_stitch.Samples.of(images, label=[number % 2 for number in range(len(images))])
-    network = gallery.networks.build(architecture, 0, samples)
-    assert len(list(gallery.networks.train(network, samples, 2, 0))) == 2
+    assert len(list(gallery.networks.train(gallery.networks.build(architecture, 0, samples), samples, 2, 0))) == 2
 
 
 def test_many_layers_are_thinned(gallery: Any) -> None:

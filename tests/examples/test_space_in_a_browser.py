@@ -24,7 +24,6 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a running gallery."""
     if not PYTHON.exists():
         pytest.skip("needs the environment of the gallery: make space")
     with socket.socket() as free:
@@ -63,7 +62,6 @@ def page(address: str) -> Iterator[Any]:
 
 
 def downloaded(page: Any, name: str, folder: Path) -> Path:
-    """Click the link of a file and return the file."""
     with page.expect_download() as given:
         page.locator(f"a[download*='{name}'], a[href*='{name}']").locator("visible=true").first.click()
     given.value.save_as(folder / name)

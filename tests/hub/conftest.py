@@ -12,7 +12,6 @@ from server import Hub, turned_to_a_hub  # isort: skip
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
-    """A Hub for one test."""
     with turned_to_a_hub(tmp_path / "cache") as server:
         yield server
 

@@ -40,7 +40,6 @@ from hf_stitch.training import DynamicsRecorder
 
 
 def keep(values: dict[str, Any], path: Path) -> None:
-    """Write the expected values of a file or folder."""
     tensors = {name: torch.as_tensor(value).detach().contiguous() for name, value in values.items()}
     save_file(tensors, f"{path}.answer.safetensors")
 
@@ -49,14 +48,13 @@ def keep(values: dict[str, Any], path: Path) -> None:
 def stitches(folder: Path) -> None:
     """One map of each built-in class, in a file of its own."""
     torch.manual_seed(0)
-    mask = rows(3, 4, 5) > 0
     made: dict[str, Stitch] = {
         "attention": AttentionStitch(4, 3, heads=2, width=4, causal=True),
         "identity": IdentityStitch(4, 3),
         "linear": LinearStitch(4, 3),
         "low_rank": LowRankStitch(4, 3, rank=2),
         "low_rank_residual": LowRankResidualStitch(4, 3, rank=2),
-        "masked": MaskedStitch.of(weight=rows(3, 4, 6), mask=mask, bias=rows(1, 3, 7)[0]),
+        "masked": MaskedStitch.of(weight=rows(3, 4, 6), mask=rows(3, 4, 5) > 0, bias=rows(1, 3, 7)[0]),
         "piecewise": PiecewiseStitch(4, 3, pieces=2),
         "relative": RelativeProjection.of(rows(3, 4, 8), similarities=["cosine", "inner"]),
         "residual_mlp": ResidualMLPStitch(4, 3, hidden=5),
@@ -72,7 +70,6 @@ def stitches(folder: Path) -> None:
 
 
 def autoencoder(folder: Path) -> None:
-    """A sparse autoencoder."""
     torch.manual_seed(0)
     made = SparseAutoencoder(4, 6, "jumprelu", metadata={"hook_name": "blocks.3"}).eval()
     for parameter in made.parameters():
@@ -84,7 +81,6 @@ def autoencoder(folder: Path) -> None:
 
 # -- samples -----------------------------------------------------------------------------------------------------------
 def anchors(folder: Path) -> None:
-    """Anchors that two networks have encoded."""
     found = anchor_set()
     found.save_pretrained(folder)
     values = {f"values.{place}": each.values for place, each in enumerate(found.encoded)}
@@ -98,8 +94,7 @@ def activations(modality: str, path: Path) -> None:
     adapter, data, layers = (
         (bert(), texts(), [LAYER["bert"]]) if modality == "texts" else (vit(), images(), [LAYER["vit"], "vit.layers.1"])
     )
-    samples = hf_stitch.Samples.of(data[:5])
-    found = extract_activations(adapter, samples, layers=layers, pooling="none", progress=False)
+    found = extract_activations(adapter, hf_stitch.Samples.of(data[:5]), layers=layers, pooling="none", progress=False)
     if modality == "images":
         found = replace(found, ids=[f"picture {i}" for i in range(5)])
     found.save(path)
@@ -116,7 +111,6 @@ def record(recorder: DynamicsRecorder, adapter: Adapter) -> None:
 
 
 def recordings(folder: Path) -> None:
-    """Activations that a callback has recorded."""
     record(DynamicsRecorder(folder, points(20), layers=["1", "3"]), classifiers()[0])
 
 
@@ -136,7 +130,6 @@ def encoders(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def fitted_map() -> EmbeddingMap:
-    """Fit a map between the vectors of two encoders."""
     return fit_embedding_map(*encoders(300), map="ridge", direction="index", index_size=20_000, progress=False)
 
 
@@ -148,13 +141,11 @@ def embedding_map(adjoint: bool, folder: Path) -> None:
 
 
 def convolutions(seed: int = 0) -> nn.Sequential:
-    """Build a network of convolutions."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 2), nn.Flatten(), nn.Linear(18, 3))
 
 
 def patch_covariance(path: Path) -> None:
-    """The covariance of the patches that convolutions read."""
     found = PatchCovariance.of(convolutions(), [rows(4, 36).reshape(4, 1, 6, 6)])
     found.save(path)
     keep(dict(found.factors), path)

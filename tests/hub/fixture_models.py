@@ -43,14 +43,12 @@ PROMPT = "w1 w2 w3 w4"
 
 
 def joined(source: Adapter, target: Adapter, data: Any, layers: tuple[str, str], **options: Any) -> StitchedModel:
-    """Stitch two networks."""
     return hf_stitch.stitch(
         source, target, data, source_layer=layers[0], target_layer=layers[1], progress=False, **options
     )
 
 
 def write_answer(model: Any, folder: Path, inputs: Mapping[str, Tensor], prompt: str | None = None) -> None:
-    """Write an input of a model and its output."""
     found = dict(inputs)
     with torch.no_grad():
         found["output"] = output_of(model(**inputs))
@@ -61,20 +59,17 @@ def write_answer(model: Any, folder: Path, inputs: Mapping[str, Tensor], prompt:
 
 
 def generated(model: Any, prompt: Tensor) -> dict[str, Tensor]:
-    """Return greedily generated tokens and the logits of each."""
     found = model.generate(input_ids=prompt, attention_mask=torch.ones_like(prompt), **GREEDY)
     return {"generated": found.sequences, "logits": torch.stack(found.logits)}
 
 
 def output_of(found: Any) -> Tensor:
-    """Return the logits or the last hidden state."""
     if isinstance(found, Tensor):
         return found
     return found.logits if "logits" in found else found.last_hidden_state
 
 
 def stitcher(folder: Path) -> None:
-    """Write a map between networks of user code."""
     data = rows(60)
     stitched = joined(*networks(), data, ("1", "1"), matcher="ridge", ridge=1.0, task=None)
     stitched.stitcher.save_pretrained(folder)
@@ -85,7 +80,6 @@ def stitcher(folder: Path) -> None:
 # -- anchors and a head ------------------------------------------------------------------------------------------------
 @cache
 def anchors() -> AnchorSet:
-    """Encode twelve images by two networks."""
     samples = hf_stitch.Samples.of(images()).take(12)
     found = AnchorSet.of(samples)
     for seed, pooling in ((0, "mean"), (0, "cls"), (1, "cls")):
@@ -95,20 +89,17 @@ def anchors() -> AnchorSet:
 
 @cache
 def made_head() -> Head:
-    """Build a head of similarities to the anchors."""
     torch.manual_seed(0)
     return Head(HeadConfig(in_features=12, hidden_size=5, num_labels=3)).eval()
 
 
 def head(folder: Path) -> None:
-    """Write a head alone."""
     made_head().save_pretrained(folder)
     write_answer(made_head(), folder, {"features": rows(3, 12)})
 
 
 # -- stitched models ---------------------------------------------------------------------------------------------------
 def rewritten() -> StitchedModel:
-    """Stitch networks of which a plugin has rewritten one."""
     nets = resnet(0), resnet(1)
     atomize(nets[0], atoms=4)
     a, b = (hf_stitch.load(net, example_inputs=torch.zeros(2, 1, 16, 16)) for net in nets)
@@ -116,30 +107,25 @@ def rewritten() -> StitchedModel:
 
 
 def language_chain() -> StitchedModel:
-    """Stitch a stitched model again."""
     source = hf_stitch.load(made("language_model"))
     return joined(source, gpt2(2), texts(), (f"target.{LAYER['llama']}", LAYER["gpt2"]), matcher="ridge")
 
 
 def relative() -> StitchedModel:
-    """Put the head on the similarities to the anchors."""
     options: dict[str, Any] = {"head": made_head(), "task": "image-classification", "progress": False}
     return hf_stitch.relative_model(vit(0), anchors(), layer="vit.layers.1", center=True, **options)
 
 
 def swapped(model: Any, **options: Any) -> StitchedModel:
-    """Exchange the encoder of a model."""
     encoder: dict[str, Any] = {"encoder": vit(1), "encoder_layer": "vit.layers.1", "pooling": "cls"}
     return hf_stitch.swap(model, progress=False, **encoder, **options)
 
 
 def pixels(size: int = 4, first: int = 0) -> dict[str, Tensor]:
-    """Return three images."""
     return {"pixel_values": torch.stack([each["image"] for each in images(size)[first : first + 3]])}
 
 
 def words(whole: StitchedModel) -> dict[str, Tensor]:
-    """Return the first texts as a model reads them."""
     return dict(whole.preprocess([each["text"] for each in texts()[:3]]))
 
 
@@ -191,7 +177,6 @@ STITCHERS = {
 
 @cache
 def made(name: str) -> StitchedModel:
-    """Make a stitched model."""
     return WHOLE[name][0]()
 
 

@@ -47,12 +47,10 @@ def networks() -> tuple[Adapter, Adapter]:
 
 
 def rows(n: int, width: int = 4, seed: int = 0) -> Tensor:
-    """Draw rows from a normal distribution."""
     return torch.randn(n, width, generator=torch.Generator().manual_seed(seed))
 
 
 def points(n: int = 120, seed: int = 0) -> Samples:
-    """Draw labelled inputs of :func:`classifiers`."""
     drawn = rows(n, seed=seed)
     return Samples.of(drawn, label=[int(x > 0) + int(y > 0) for x, y in drawn[:, :2].tolist()])
 
@@ -67,7 +65,6 @@ def classifiers() -> list[Adapter]:
 
 
 def images(size: int = 4) -> list[dict[str, Any]]:
-    """Draw labelled images."""
     pictures = torch.randn(60, 1, size, size, generator=torch.Generator().manual_seed(0))
     return [{"image": picture, "label": i % 3} for i, picture in enumerate(pictures)]
 
@@ -79,14 +76,12 @@ def texts() -> list[dict[str, Any]]:
 
 
 def vit(seed: int = 0) -> Adapter:
-    """Build a classifier of images."""
     torch.manual_seed(seed)
     config = transformers.ViTConfig(**TINY, image_size=4, patch_size=2, num_channels=1, num_labels=3)
     return hf_stitch.load(transformers.ViTForImageClassification(config).eval())
 
 
 def timm_vit() -> Adapter:
-    """Build a classifier of images of timm."""
     torch.manual_seed(2)
     sizes = {"img_size": 4, "patch_size": 2, "embed_dim": 8, "depth": 2, "num_heads": 2, "mlp_ratio": 1.0}
     model = timm.create_model("vit_tiny_patch16_224", in_chans=1, num_classes=3, **sizes).eval()
@@ -103,7 +98,6 @@ def resnet(seed: int = 0) -> Any:
 
 
 def words() -> Any:
-    """Build the tokenizer of whole words."""
     made = Tokenizer(models.WordLevel({w: i for i, w in enumerate([*SPECIALS, *WORDS])}, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     names = dict(zip(("pad_token", "cls_token", "sep_token", "unk_token"), SPECIALS, strict=True))
@@ -111,7 +105,6 @@ def words() -> Any:
 
 
 def bert(seed: int = 0, kind: str = "BertForSequenceClassification") -> Adapter:
-    """Build a classifier of texts, or another class of BERT."""
     torch.manual_seed(seed)
     config = transformers.BertConfig(
         **TINY, vocab_size=40, max_position_embeddings=32, num_labels=3, initializer_range=0.3
@@ -163,14 +156,11 @@ LETTERS = sorted(set("".join(SENTENCES)) - {" "})
 
 
 def fine() -> Any:
-    """Build a tokenizer of single letters."""
     vocabulary = {piece: i for i, piece in enumerate(["<pad>", "<s>", "<end>", "<unk>", "▁", *LETTERS])}
-    made = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
-    return _of_pieces(made, eos_token="<end>")
+    return _of_pieces(Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>")), eos_token="<end>")
 
 
 def coarse() -> Any:
-    """Build a tokenizer of words and letters, which begins each text with a special token."""
     found = sorted({f"▁{word}" for sentence in SENTENCES for word in sentence.split()})
     scored = [(piece, -2.0) for piece in found] + [(piece, -9.0) for piece in ("▁", *LETTERS)]
     specials = [("<pad>", 0.0), ("<s>", 0.0), ("<end>", 0.0), ("<unk>", -20.0)]

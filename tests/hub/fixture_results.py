@@ -38,7 +38,6 @@ def stitched() -> StitchedModel:
 
 
 def held_out() -> hf_stitch.Samples:
-    """Draw samples to which nothing was fitted."""
     return points(60, seed=5)
 
 

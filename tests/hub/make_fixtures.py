@@ -29,14 +29,12 @@ def write_exact_outputs() -> None:
         for name in sorted((LOADERS | ENDS).keys()):
             if (path := version / name).exists():
                 model = (attached if name in ENDS else loaded)(path)
-                values = load_file(f"{path}.answer.safetensors")
-                output = output_of(model.double()(**inputs(values, torch.float64)))
+                output = output_of(model.double()(**inputs(load_file(f"{path}.answer.safetensors"), torch.float64)))
                 found[f"{version.name}/{name}"] = output.contiguous()
     save_file(found, EXACT)
 
 
 def main(version: str) -> None:
-    """Write all artefacts that are missing."""
     folder = FIXTURES / version
     folder.mkdir(exist_ok=True)
     for name, make in MAKERS.items():

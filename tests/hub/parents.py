@@ -30,14 +30,12 @@ PARENTS = {
 
 
 def serve(hub: Hub, *ids: str) -> None:
-    """Upload networks to a Hub."""
     for id in ids:
         hub.put(id, files_of(*PARENTS[id]))
 
 
 @cache
 def files_of(family: str, seed: int) -> dict[str, bytes]:
-    """Return the files of a network."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if family == "cnn":

@@ -26,7 +26,6 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture(scope="module")
 def stitcher(images: Any) -> Stitcher:
-    """A stitcher between two networks with ids on the Hub."""
     a, b = network("cnn"), network("vit", 1)
     made = stitched(a, b, images, (LAYERS["cnn"], LAYERS["vit"]), matcher="low_rank", rank=4).stitcher
     made.source = ModelReference("timm/cnn", "timm", revision=SHA, weights_hash=made.source.weights_hash)
@@ -178,9 +177,7 @@ def metadata(text: str) -> Any:
     return RepoCard(text).data.to_dict()
 
 
-def test_generated_metadata_of_an_earlier_push_are_replaced(
-    stitcher: Stitcher, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_generated_metadata_of_a_past_push_are_replaced(stitcher: Stitcher, caplog: pytest.LogCaptureFixture) -> None:
     """Of tags and results, those that a person added are kept, and all metadata of other keys."""
     first = card(stitcher.describe(), name="alice/link", tags=["mine"])
     theirs = {"name": "link", "results": [{"task": {"type": "x"}, "dataset": {"type": "y", "name": "Y"},
@@ -227,9 +224,7 @@ def test_the_local_text_is_kept_and_metadata_are_merged(stitcher: Stitcher) -> N
         ("apache-2.0", "mit", True, ""),
     ],
 )
-def test_the_card_warns_of_licences_that_do_not_allow_it(
-    theirs: str, own: str | None, whole: bool, warned: str, stitcher: Stitcher
-) -> None:
+def test_the_card_warns_of_licences(theirs: str, own: str | None, whole: bool, warned: str, stitcher: Stitcher) -> None:
     described = replace(stitcher.describe(), whole=whole, target=replace(stitcher.target, license=theirs))
     present = None if own is None else f"---\nlicense: {own}\n---\n# Mine\n"
     with warnings.catch_warnings(record=True) as told:
@@ -265,8 +260,7 @@ def test_a_card_of_a_trainer_has_the_tags_that_tell_how_to_load(hub: Hub, images
     )
     transformers.Trainer(model, arguments).push_to_hub()
     files = hub.models["alice/trained"].commits[hub.models["alice/trained"].refs["main"]]
-    tags = RepoCard(files["README.md"].decode()).data.tags
-    assert {"hf_stitch", "custom_code"} <= set(tags)
+    assert {"hf_stitch", "custom_code"} <= set(RepoCard(files["README.md"].decode()).data.tags)
     assert "modeling_hf_stitch.py" in files
     model.push_to_hub("alice/trained")
     files = hub.models["alice/trained"].commits[hub.models["alice/trained"].refs["main"]]

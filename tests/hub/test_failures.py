@@ -26,7 +26,6 @@ from tiny_networks import LAYERS, network, stitched  # isort: skip
 
 @pytest.fixture(scope="module")
 def evaluated(images: Any) -> StitchedModel:
-    """A stitched model of two networks in memory."""
     return stitched(network("vit"), network("vit", 1), images, (LAYERS["vit"],) * 2)
 
 
@@ -43,7 +42,6 @@ ENDS = {"source": "alice/vit", "target": "alice/vit-2"}
 
 @pytest.fixture(scope="module")
 def fitted(images: Any, tmp_path_factory: pytest.TempPathFactory) -> Stitcher:
-    """A stitcher whose networks are on a Hub."""
     with turned_to_a_hub(tmp_path_factory.mktemp("fitted")) as hub:
         serve(hub, *ENDS.values())
         a, b = map(hf_stitch.load, ENDS.values())
@@ -91,8 +89,7 @@ def test_the_card_shows_pictures_and_links_the_page_of_the_evaluation(
     page = hub.files("alice/new")["report.html"].decode()
     assert "private text" not in page and "parameters (" in page
     assert hub.files("alice/new")["stitch.png"].startswith(b"\x89PNG")
-    again = StitchedModel.from_pretrained("alice/new")
-    again.push_to_hub("alice/new")  # it has not been evaluated
+    StitchedModel.from_pretrained("alice/new").push_to_hub("alice/new")  # it has not been evaluated
     assert not {"report.html", "scores.png", "stitch.png"} & set(hub.files("alice/new"))
     assert "report.html" not in hub.files("alice/new")["README.md"].decode()
 
@@ -107,9 +104,7 @@ def test_a_push_to_a_branch_and_as_a_pull_request(hub: Hub, model: StitchedModel
     assert same(model.stitcher, Stitcher.from_pretrained("alice/new", revision="refs/pr/1"))
 
 
-def test_saved_and_pushed_files_are_equal_and_shards_of_an_earlier_push_are_deleted(
-    hub: Hub, model: StitchedModel, tmp_path: Path
-) -> None:
+def test_saved_and_pushed_files_are_equal_without_old_shards(hub: Hub, model: StitchedModel, tmp_path: Path) -> None:
     how = {"state_dict": {name: value * 2 for name, value in model.state_dict().items()}, "max_shard_size": "20KB"}
     model.save_pretrained(tmp_path, push_to_hub=True, repo_id="alice/new", **how)
     there = hub.files("alice/new")
@@ -196,21 +191,15 @@ def test_a_failed_pull_is_reported(
     assert same(model.stitcher, Stitcher.from_pretrained("alice/new", force_download=True))
 
 
-def test_missing_and_private_models_and_revisions_are_reported(
-    hub: Hub, model: StitchedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_and_private_ids_are_reported(hub: Hub, model: StitchedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     model.stitcher.push_to_hub("alice/new")
-    with pytest.raises(
-        FileNotFoundError, match="alice/none could not be downloaded: the model does not exist on the Hub, or it"
-    ):
+    with pytest.raises(FileNotFoundError, match="alice/none could not be downloaded: the model does not exist on"):
         Stitcher.from_pretrained("alice/none")
     with pytest.raises(FileNotFoundError, match="alice/new@old could not be downloaded: the revision does not exist"):
         Stitcher.from_pretrained("alice/new", revision="old")
     with pytest.raises(FileNotFoundError, match="it is neither a local folder"):
         Stitcher.from_pretrained("./no/such/folder")
-    with pytest.raises(
-        FileNotFoundError, match=r"contains a stitcher; load it with hf_stitch.Stitcher.from_pretrained"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"a stitcher; load it with hf_stitch.Stitcher.from_pretrained"):
         StitchedModel.from_pretrained("alice/new")
     model.push_to_hub("alice/whole")
     with pytest.raises(FileNotFoundError, match=r"load it with hf_stitch.StitchedModel.from_pretrained"):
@@ -293,5 +282,4 @@ def test_weights_are_checked_before_a_cast_also_under_another_name(hub: Hub, sti
         stitcher.attach(dtype="bf16")
     hub.put("alice/moved", files_of("vit", 0))
     a = hf_stitch.load("alice/vit", dtype="bfloat16")
-    made = stitched(a, a, images, (LAYERS["vit"],) * 2).stitcher
-    assert made.attach(source="alice/moved").dtype == torch.bfloat16
+    assert stitched(a, a, images, (LAYERS["vit"],) * 2).stitcher.attach(source="alice/moved").dtype == torch.bfloat16

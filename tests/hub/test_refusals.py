@@ -73,9 +73,7 @@ def test_a_network_that_is_not_there(id: str, served: Hub, tmp_path: Path) -> No
 
 def test_a_network_without_safetensors(hub: Hub) -> None:
     hub.put("alice/pickled", {name: body for name, body in files_of("vit", 0).items() if "safetensors" not in name})
-    message = (
-        "alice/pickled could not be loaded: it contains neither model.safetensors nor model.safetensors.index.json"
-    )
+    message = "alice/pickled could not be loaded: it contains neither model.safetensors nor model.safetensors.index"
     refuses(FileNotFoundError, message, lambda: hf_stitch.load("alice/pickled"))
 
 
@@ -83,9 +81,7 @@ PROCESSORS = [("alice/vit", "preprocessor_config.json"), ("alice/bert", "/tokeni
 
 
 @pytest.mark.parametrize(("id", "file"), PROCESSORS)
-def test_a_processor_that_the_hub_refuses_or_cannot_send_now_is_not_taken_for_missing(
-    id: str, file: str, hub: Hub
-) -> None:
+def test_a_processor_that_the_hub_refuses_or_cannot_send_is_not_taken_for_missing(id: str, file: str, hub: Hub) -> None:
     serve(hub, id)
     hub.fail(file, status=403)
     error, message = KINDS[403]
@@ -112,8 +108,7 @@ def test_a_network_in_the_cache_without_a_processor_loads_without_a_connection(i
 @pytest.mark.parametrize(("side", "status"), [("source", 503), ("target", 404)])
 def test_the_networks_of_a_stitcher(side: str, status: int, served: Hub, images: Any, tmp_path: Path) -> None:
     a, b = map(hf_stitch.load, IDS)
-    made = stitched(a, b, images, (LAYERS["vit"], LAYERS["cnn"]))
-    made.stitcher.save_pretrained(tmp_path / "stitcher")
+    stitched(a, b, images, (LAYERS["vit"], LAYERS["cnn"])).stitcher.save_pretrained(tmp_path / "stitcher")
     again, id = Stitcher.from_pretrained(tmp_path / "stitcher"), IDS[side == "target"]
     served.fail(id, status=status)
     error, message = KINDS[status]
@@ -122,9 +117,7 @@ def test_the_networks_of_a_stitcher(side: str, status: int, served: Hub, images:
     served.heal()
     damaged = {**served.files(id), "model.safetensors": b"\xff" * 600}
     served.models[id].commits[again.source.revision if side == "source" else again.target.revision] = damaged
-    with pytest.raises(
-        ValueError, match=rf"{id}@\w* could not be loaded: /.*model.safetensors is damaged .*force_down"
-    ):
+    with pytest.raises(ValueError, match=rf"{id}@\w* could not be loaded: /.*model.safetensors is damaged .*force_dow"):
         again.attach(cache_dir=tmp_path / "other")
 
 

@@ -69,8 +69,7 @@ def pushed(shared_hub: Hub, images: Any, texts: Any, tmp_path_factory: pytest.Te
         data = images if a.interface.modality == "image" else sentences if name == "own-tokens" else texts
         first, second = (LAYER_OF[PARENTS[id][0]] for id in (source, target))
         model = stitched(a, b, data, (first, second), matcher=matcher, **options)
-        samples = [s["image"] if "image" in s else s["text"] for s in data[:5]]
-        inputs = model.preprocess(samples)
+        inputs = model.preprocess([s["image"] if "image" in s else s["text"] for s in data[:5]])
         with torch.no_grad():
             save_file({"logits": model(**inputs).logits.contiguous()}, folder / f"{name}.expected")
         save_file(dict(inputs), folder / f"{name}.inputs")
@@ -103,7 +102,6 @@ def pushed(shared_hub: Hub, images: Any, texts: Any, tmp_path_factory: pytest.Te
 
 
 def push(model: StitchedModel, name: str) -> None:
-    """Push both artefacts of a model."""
     model.stitcher.push_to_hub(f"alice/{name}")
     model.push_to_hub(f"alice/{name}-model")
 
@@ -116,14 +114,11 @@ def test_outputs_in_a_new_process_are_equal(name: str, what: str, pushed: Path) 
     assert name in CASES or torch.equal(found[f"{what} swapped"], expected["swapped"])
 
 
-def test_anchors_and_tokenizers_travel_with_a_model_that_is_no_larger_than_its_parts(
-    shared_hub: Hub, pushed: Path
-) -> None:
+def test_anchors_and_tokenizers_travel_with_a_model_no_larger_than_its_parts(shared_hub: Hub, pushed: Path) -> None:
     assert {"tokenizer.json", "source_tokenizer.json"} <= set(shared_hub.files("alice/own-tokens-model"))
     weights = StitchedModel.from_pretrained("alice/lstsq-model").state_dict()
     parts = sum(t.numel() * t.element_size() for t in weights.values())
-    size = len(shared_hub.files("alice/lstsq-model")["model.safetensors"])
-    assert size <= parts + 150 * len(weights)
+    assert len(shared_hub.files("alice/lstsq-model")["model.safetensors"]) <= parts + 150 * len(weights)
     stitcher = Stitcher.from_pretrained("alice/lstsq")
     assert stitcher.source.revision == shared_hub.models["timm/cnn"].refs["main"]
     assert stitcher.target.revision == shared_hub.models["alice/vit"].refs["main"]
@@ -137,6 +132,5 @@ def test_anchors_and_tokenizers_travel_with_a_model_that_is_no_larger_than_its_p
 
 @pytest.mark.parametrize("name", [f"{case}{kind}" for case in CASES if case != "on-itself" for kind in ("", "-model")])
 def test_the_code_of_a_card_runs(name: str, shared_hub: Hub, pushed: Path) -> None:
-    shown = shared_hub.files(f"alice/{name}")["README.md"].decode()
-    (code,) = re.findall(r"```python\n(.*?)```", shown, re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", shared_hub.files(f"alice/{name}")["README.md"].decode(), re.DOTALL)
     exec(compile(code, name, "exec"), {})

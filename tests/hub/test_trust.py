@@ -41,13 +41,11 @@ def originals(images: Any, texts: Any, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def copied(originals: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """A function that copies an artefact for modification."""
     return lambda kind: Path(shutil.copytree(originals / kind, tmp_path / kind))
 
 
 @pytest.fixture
 def language(copied: Callable[[str], Path]) -> Path:
-    """A copy of the language model."""
     return copied("language model")
 
 
@@ -70,7 +68,6 @@ def test_a_changed_record_is_rejected_unless_changes_are_allowed(change: tuple[s
 
 
 def in_record(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
-    """Change a record and sign it again."""
     return lambda folder: rewrite(next(folder / name for name in RECORD.values() if (folder / name).exists()), change)
 
 
@@ -277,8 +274,7 @@ def test_the_module_beside_a_model_is_verified_and_not_run(copied: Any, tmp_path
     folder = copied("model")
     rewrite(folder / RECORD["model"], lambda record: record["auto_map"].update(AutoModel="org/name--code.Model"))
     kind = transformers.AutoModelForImageClassification
-    model = kind.from_pretrained(folder, trust_remote_code=True)
-    model.save_pretrained(tmp_path / "again")
+    kind.from_pretrained(folder, trust_remote_code=True).save_pretrained(tmp_path / "again")
     assert {file.name for file in folder.iterdir()} == {file.name for file in (tmp_path / "again").iterdir()}
     ran = tmp_path / "ran"
     with (folder / MODULE).open("a") as file:

@@ -117,14 +117,12 @@ def check_generation(model: Any, expected: dict[str, Tensor]) -> None:
 
 # -- models and stitchers ----------------------------------------------------------------------------------------------
 def loaded(path: Path, loader: Any = StitchedModel) -> Any:
-    """Load a model; this version must know all of its keys."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*contains unknown keys")
         return loader.from_pretrained(path)
 
 
 def attached(path: Path) -> StitchedModel:
-    """Attach a stitcher to the networks in its fixture."""
     source, target = (load(str(path.parent / name)) for name in ENDS[path.name])
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*contains unknown keys")
@@ -280,8 +278,7 @@ def test_anchors_are_the_same(path: Path) -> None:
     for place, each in enumerate(found.encoded):
         close(each.values, expected[f"values.{place}"])
     assert found.among(Samples.of(list(expected["images"]))) == expected["among"].tolist() == list(range(12))
-    adapter = load(str(path.parent / "parents" / "vit_1"))
-    close(found.values(adapter, "vit.layers.1", "cls"), expected["values.2"])
+    close(found.values(load(str(path.parent / "parents" / "vit_1")), "vit.layers.1", "cls"), expected["values.2"])
 
 
 @written("activations_of_images.npz", "activations_of_texts.safetensors", "activations_of_texts")
@@ -330,7 +327,6 @@ def renamed(values: Any) -> Any:
 
 
 def saved_results(folder: Path) -> list[Result]:
-    """Load all results in a folder."""
     files = sorted(folder.glob("*.json"))
     return [KINDS[json.loads(file.read_text(encoding="utf-8"))["result"]].load(file) for file in files]
 

@@ -32,8 +32,6 @@ LABELS = [0, 1, 2, 0, 1, 2]
 
 
 class Items(Dataset[Any]):
-    """A data set of user code."""
-
     def __init__(self, items: list[Any]) -> None:
         self.items, self.reads = items, 0
 
@@ -184,9 +182,7 @@ def gpt2() -> transformers.GPT2ForSequenceClassification:
 def test_a_classifier_without_padding_names_what_batches_need(gpt2: Any) -> None:
     with pytest.warns(UserWarning, match="does not define pad_token_id and accepts one text at a time.*processor="):
         adapter = hf_stitch.load(gpt2)
-    with pytest.raises(
-        ValueError, match="GPT2ForSequenceClassification does not define pad_token_id and accepts one text"
-    ):
+    with pytest.raises(ValueError, match="ForSequenceClassification does not define pad_token_id and accepts one text"):
         adapter.forward(adapter.example)
     with pytest.warns(UserWarning, match="set model.config.pad_token_id = 0, the id of the tokenizer, before"):
         hf_stitch.load(gpt2, processor=plain_tokenizer())
@@ -218,9 +214,7 @@ def test_a_saved_classifier_takes_the_padding_id_of_its_tokenizer(gpt2: Any, tmp
 def test_one_of_many_columns_of_texts_is_chosen_by_the_call_that_the_message_names() -> None:
     languages = {f"{code}_Latn": [f"a sentence in {code}"] for code in ("afr", "deu", "eng", *map(str, range(125)))}
     ntrex = datasets.Dataset.from_dict(languages)
-    with pytest.raises(
-        ValueError, match=r"and 116 more; choose one with .*text='afr_Latn'.*--text afr_Latn on the comm"
-    ):
+    with pytest.raises(ValueError, match=r"and 116 more; choose one with .*text='afr_Latn'.*--text afr_Latn on the c"):
         Samples.of(ntrex)
     assert next(Samples.of(ntrex, text="deu_Latn").batches(1)).samples == ["a sentence in deu"]
 
@@ -237,9 +231,7 @@ def test_advice_for_two_tokenizers_runs_as_given() -> None:
         place = {"source_layer": LAYERS["bert"], "target_layer": LAYERS[family], "progress": False}
         hf_stitch.stitch(source, target, texts, matcher="ridge", pooling=pooling, **place)
 
-    with pytest.raises(
-        ValueError, match=r"two tokenizers differ.* use pooling='mean', 'cls' or 'last'.*compare also.*align='offsets'"
-    ):
+    with pytest.raises(ValueError, match=r"tokenizers differ.*pooling='mean', 'cls' or 'last'.*compare.*align='off"):
         stitch(a, b, "roberta", "none")
     for pooling in ("mean", "cls", "last"):
         stitch(a, b, "roberta", pooling)

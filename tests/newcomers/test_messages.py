@@ -21,8 +21,6 @@ from hf_stitch.training import SimilarityCallback
 
 
 class Net(nn.Module):
-    """User code that takes images with three channels."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
@@ -125,9 +123,7 @@ def test_what_is_passed_by_mistake_is_named(case: str) -> None:
 # -- without a connection ----------------------------------------------------------------------------------------------
 
 
-def test_without_a_connection_what_is_cached_loads_at_once_and_the_rest_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_cached_files_load_at_once_and_the_rest_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
     from huggingface_hub import constants
 
@@ -180,19 +176,15 @@ def test_the_one_cka_of_an_atlas_is_found_by_its_name(sides: list[Activations]) 
         one["linear_cka:debiased=False"]
     several = hf_stitch.compare(*sides, metrics=["mutual_knn:k=3", "mutual_knn:k=5"])
     assert not np.array_equal(several["mutual_knn:k=3"], several["mutual_knn:k=5"])
-    with pytest.raises(
-        KeyError, match=r"one of mutual_knn\(k=3\), mutual_knn\(k=5\), got 'mutual_knn', which names several"
-    ):
+    with pytest.raises(KeyError, match=r"one of mutual_knn\(k=3\), mutual_knn\(k=5\), got 'mutual_knn', which names"):
         several["mutual_knn"]
 
 
 def test_options_follow_the_name_of_a_metric_everywhere(sides: list[Activations]) -> None:
     x, y = (next(iter(side.values.values())) for side in sides)
-    expected = metrics.linear_cka(x, y, debiased=True).item()
-    assert analysis.permutation_test("linear_cka:debiased=True", x, y, permutations=9).observed == pytest.approx(
-        expected
-    )
-    assert analysis.bootstrap("linear_cka:debiased=True", x, y, resamples=9).value == pytest.approx(expected)
+    cka = metrics.linear_cka(x, y, debiased=True).item()
+    assert analysis.permutation_test("linear_cka:debiased=True", x, y, permutations=9).observed == pytest.approx(cka)
+    assert analysis.bootstrap("linear_cka:debiased=True", x, y, resamples=9).value == pytest.approx(cka)
     net = hf_stitch.load(nn.Sequential(nn.Linear(5, 3)), example_inputs=x[:2])
     callback = SimilarityCallback("start", x, layers=["0"], metrics=["linear_cka:debiased=True"])
     assert list(callback.measure(net, step=0)) == ["similarity_to_start/linear_cka(debiased=True)/0"]
@@ -207,7 +199,6 @@ def test_moments_take_arrays_as_metrics_do() -> None:
     tensors = Moments(3, 2).update(torch.tensor(x.copy()), torch.tensor(y.copy()))
     assert all(torch.equal(value, tensors.state_dict()[name]) for name, value in arrays.state_dict().items())
     np.testing.assert_allclose(arrays.sxy, (x - x.mean(0)).T @ (y - y.mean(0)), atol=1e-12)
-    kept = Features().update(x, y)
-    np.testing.assert_array_equal(kept.y, y)
+    np.testing.assert_array_equal(Features().update(x, y).y, y)
     with pytest.raises(TypeError, match=r"real floating-point numbers, got torch\.int64"):
         Moments(3, 2).update(x.astype(int), y)

@@ -93,8 +93,7 @@ def test_a_network_of_texts_is_loaded_with_its_processor_alone(kind: str, tmp_pa
     a, b = (hf_stitch.load(net, processor=processor) for net in nets)
     assert a.task == b.task == "text-classification" and layer in a.layers
     inputs = [made.values() if isinstance(made := processor(text), dict) else [made] for text in TEXTS[:5]]
-    expected = nets[0](*map(torch.stack, zip(*inputs, strict=True)))
-    assert torch.equal(a.forward(a.preprocess(TEXTS[:5])), expected)
+    assert torch.equal(a.forward(a.preprocess(TEXTS[:5])), nets[0](*map(torch.stack, zip(*inputs, strict=True))))
 
     data, options = Samples.of(TEXTS, label=LABELS), {"layers_a": [layer], "layers_b": [layer], "progress": False}
     activations = hf_stitch.analysis.extract_activations(a, data, layers=[layer], progress=False)

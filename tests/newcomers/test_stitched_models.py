@@ -43,8 +43,7 @@ def test_a_stitched_model_is_loaded_examined_compared_and_stitched_like_any_netw
             adapter = hf_stitch.load(place)
             assert {f"source.{layer}", f"target.{layer}"} <= set(adapter.candidates)
             assert (adapter.library, adapter.task) == ("hf_stitch", b.task)
-            x = adapter.preprocess(few)
-            assert torch.equal(adapter.forward(x).logits, made(**made.preprocess(few)).logits)
+            assert torch.equal(adapter.forward(adapter.preprocess(few)).logits, made(**made.preprocess(few)).logits)
         assert adapter.reference.id == "alice/ab" and len(adapter.reference.revision or "") == 40
         found = diagnose("alice/ab")
         assert found.cuts == adapter.layers and not found.failed, found.error
@@ -78,15 +77,12 @@ def encoder(seed: int, width: int) -> hf_stitch.Adapter:
 
 @pytest.fixture(scope="module")
 def encoders(texts: Any) -> tuple[hf_stitch.Adapter, hf_stitch.Adapter, hf_stitch.StitchedModel, list[str]]:
-    """Two encoders, the stitched model of both, and texts."""
     a, b, words = encoder(0, 32), encoder(1, 48), [row["text"] for row in texts]
     layers = {"source_layer": "encoder.layer.1", "target_layer": "encoder.layer.0"}
     return a, b, hf_stitch.stitch(a, b, words, **layers, progress=False), words
 
 
-def test_the_files_of_a_stitched_encoder_are_those_of_any_encoder_and_tell_the_import_that_they_need(
-    encoders: Any, tmp_path: Path
-) -> None:
+def test_the_files_of_a_stitched_encoder_are_usual_and_name_the_import_they_need(encoders: Any, tmp_path: Path) -> None:
     a, b, made, _ = encoders
     made.save_pretrained(tmp_path)
     config = transformers.AutoConfig.from_pretrained(tmp_path)
@@ -122,9 +118,7 @@ def test_a_stitched_model_is_loaded_from_a_subfolder(encoders: Any, tmp_path: Pa
         hf_stitch.StitchedModel.from_pretrained(tmp_path / "ab", subfolder="else")
 
 
-def test_a_whole_sentence_transformer_is_a_target(
-    encoders: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sentence_transformer_is_a_target(encoders: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     modules = pytest.importorskip("sentence_transformers.models")
     a, b, _, words = encoders
@@ -158,8 +152,6 @@ def test_a_whole_sentence_transformer_is_a_target(
 
 # -- networks of user code ---------------------------------------------------------------------------------------------
 class Small(nn.Module):
-    """A network of user code."""
-
     def __init__(self, width: int) -> None:
         super().__init__()
         self.first, self.second, self.head = nn.Linear(4, width), nn.Linear(width, width), nn.Linear(width, 3)
@@ -171,7 +163,6 @@ class Small(nn.Module):
 
 @pytest.fixture(scope="module")
 def of_user_code(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, nn.Module, torch.Tensor, Path]:
-    """Two modules, their data and the folder of their stitcher."""
     torch.manual_seed(0)
     data, nets = torch.randn(60, 4), (Small(20), Small(32))
     a, b = (hf_stitch.load(net, example_inputs=data[:2]) for net in nets)

@@ -33,8 +33,7 @@ LLAMA = transformers.LlamaConfig(**TEXT, num_key_value_heads=2, pad_token_id=0, 
 def network(folder: Path, seed: int = 0, config: Any = BERT, side: str = "right", **head: Any) -> Path:
     """Save a transformer and its tokenizer."""
     torch.manual_seed(seed)
-    kind = head.pop("kind", transformers.AutoModel)
-    made = kind.from_config(config)
+    made = head.pop("kind", transformers.AutoModel).from_config(config)
     with torch.no_grad():
         for weight in made.parameters():
             weight.mul_(3)
@@ -53,8 +52,6 @@ def encoder(*modules: Any, **options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def body(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """Make the first module of an encoder."""
-
     def made(**options: Any) -> Any:
         return Transformer(str(network(tmp_path_factory.mktemp("body"), **options)))
 
@@ -168,10 +165,7 @@ def test_the_route_and_the_prompt_of_queries_are_those_of_encode_query(body: Any
 
 def test_tokens_of_the_prompt_belong_to_no_character_of_the_text(folder: Path) -> None:
     inputs = hf_stitch.load(folder).preprocess(["w3 w4", "w5"], offsets=True)
-    assert inputs["offset_mapping"].tolist() == [
-        [[0, 0], [0, 0], [0, 2], [3, 5]],
-        [[0, 0], [0, 0], [0, 2], [0, 0]],
-    ]
+    assert inputs["offset_mapping"].tolist() == [[[0, 0], [0, 0], [0, 2], [3, 5]], [[0, 0], [0, 0], [0, 2], [0, 0]]]
     assert inputs["prompt_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 0, 0]]
 
 
@@ -248,13 +242,9 @@ def test_the_transformer_may_be_in_a_folder_of_its_own(folder: Path, place: Path
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("name", "found"), [("find_spec", None), ("version", "5.1.0")])
-def test_without_the_library_the_error_says_what_to_do(
-    name: str, found: str | None, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_library_is_required(name: str, found: str | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library_module, name, lambda _: found)
-    with pytest.raises(
-        ImportError, match=r"sentence-transformers>=6.* its transformer, with task='feature-extraction'"
-    ):
+    with pytest.raises(ImportError, match=r"sentence-transformers>=6.* its transformer, with task='feature"):
         hf_stitch.load(folder)
     assert type(hf_stitch.load(folder, task="feature-extraction").model) is transformers.BertModel
 
@@ -315,8 +305,7 @@ def test_other_kinds_of_models_are_refused_by_name(tmp_path: Path) -> None:
 
     place = network(tmp_path / "network", kind=transformers.AutoModelForMaskedLM)
     first = Transformer(str(place), transformer_task="fill-mask")
-    sparse = library.SparseEncoder(modules=[first, SpladePooling("max")], device="cpu")
-    sparse.save_pretrained(str(tmp_path / "sparse"))
+    library.SparseEncoder(modules=[first, SpladePooling("max")], device="cpu").save_pretrained(str(tmp_path / "sparse"))
     with pytest.raises(ValueError, match=r"is an unsupported SparseEncoder, or load .* the task of its head"):
         hf_stitch.load(tmp_path / "sparse")
     assert hf_stitch.load(tmp_path / "sparse", task="fill-mask").task == "fill-mask"
@@ -329,9 +318,7 @@ def test_a_chat_template_is_refused_by_name(tmp_path: Path) -> None:
     template = "{% for message in messages %}w5 {{ message['content'] }}{% endfor %}"
     place = network(tmp_path, config=LLAMA, side="left", chat_template=template)
     model = encoder(Transformer(str(place)), Pooling(32, "lasttoken"))
-    with pytest.raises(
-        ValueError, match=r"return different tokens for a text \(as message.* pass the tokenizer as processor="
-    ):
+    with pytest.raises(ValueError, match=r"different tokens for a text \(as mess.* pass the tokenizer as processor="):
         hf_stitch.load(model)
     assert hf_stitch.load(model, processor=model.tokenizer).layers[-1] == "embedding"
 

@@ -26,7 +26,6 @@ Hostile = Callable[[Path, dict[str, Any], list[Way], random.Random], Way | None]
 
 
 def record_of(folder: Path) -> Path:
-    """Return the file of the record in a folder."""
     return next(path for path in (folder / "stitcher.json", folder / "config.json") if path.is_file())
 
 
@@ -41,25 +40,21 @@ def sign(folder: Path, record: dict[str, Any]) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Read the record in a folder."""
     values: dict[str, Any] = json.loads(record_of(folder).read_text())
     return values
 
 
 def at(record: Any, way: Way) -> Any:
-    """Return the value at a path."""
     for key in way:
         record = record[key]
     return record
 
 
 def put(record: Any, way: Way, value: Any) -> None:
-    """Set the value at a path."""
     at(record, way[:-1])[way[-1]] = value
 
 
 def places(value: Any, way: Way = ()) -> Iterator[Way]:
-    """Yield the paths of all values below a value."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
         yield (*way, key)
@@ -335,7 +330,6 @@ def _beside(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.
 
 
 def _anchors(folder: Path, record: dict[str, Any], ways: list[Way], draw: random.Random) -> Way | None:
-    """Change a random value of the record of the anchors."""
     path = folder / "anchors.json"
     if not path.is_file():
         return None
@@ -376,7 +370,6 @@ VALUES: list[Any] = [
 
 
 def random_values(folder: Path, draw: random.Random, others: list[Path]) -> Way:
-    """Replace, remove or exchange a random value of the record, and sign it."""
     record = read(folder)
     ways = [way for way in places(record) if way[0] not in ("manifest", "checksum")]
     way = _some(ways, draw, lambda way: True) or ()
@@ -399,6 +392,5 @@ FAMILIES: dict[str, Callable[[Path, random.Random, list[Path]], Way]] = {
 
 
 def copied(folder: Path, to: Path) -> Path:
-    """Copy an artefact over an earlier copy."""
     shutil.rmtree(to, ignore_errors=True)
     return Path(shutil.copytree(folder, to))

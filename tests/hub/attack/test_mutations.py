@@ -67,8 +67,7 @@ def _outcome(artefact: Artefact, folder: Path, expected: torch.Tensor, about: st
         return "refused"
     except Exception as error:
         raise AssertionError(f"{about}: {error!r}") from error
-    same = output.shape == expected.shape and torch.equal(output, expected)
-    return "same" if same else "other"
+    return "same" if output.shape == expected.shape and torch.equal(output, expected) else "other"
 
 
 def _check_clear(error: BaseException, folder: Path, about: str) -> None:
@@ -81,7 +80,6 @@ def _check_clear(error: BaseException, folder: Path, about: str) -> None:
 
 @pytest.fixture(scope="session")
 def artefacts(images: Any, texts: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artefact]:
-    """Small artefacts of every kind."""
     from tiny_networks import LAYERS, network, stitched
 
     root = tmp_path_factory.mktemp("artefacts")

@@ -84,7 +84,6 @@ def test_no_type_of_transformers_has_more_layers_or_classes() -> None:
 
 # -- all types of transformers -----------------------------------------------------------------------------------------
 def classes() -> dict[str, str]:
-    """Return a class of each type that the Auto mappings list."""
     found: dict[str, str] = {}
     for name in sorted(vars(modeling_auto), key=lambda name: name != "MODEL_MAPPING_NAMES"):
         if re.fullmatch("MODEL_.*MAPPING_NAMES", name):
@@ -94,9 +93,7 @@ def classes() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("model_type", sorted(classes())[::8])
-def test_building_any_network_opens_no_connection(
-    model_type: str, contact: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_network_opens_a_connection(model_type: str, contact: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     kind = getattr(transformers, classes()[model_type], None)
     try:
         config = copy.deepcopy(kind.config_class().to_dict())
