@@ -260,8 +260,9 @@ def page(record: Mapping[str, Any]) -> str:
         "",
         "This page shows how the time of a job (one call of `compare`, `stitch` or a similar function) grows with its "
         f"size. The times are processor time of one thread ({processor}, {torch_version}). They include the work of "
-        "hf-stitch, but not the forward passes of networks, because the measured jobs use random activations in memory. "
-        "For times with networks, see [benchmarks](benchmarks.md). `python -m benchmarks.scaling docs` wrote this page.",
+        "hf-stitch, but not the forward passes of networks, because the measured jobs use random activations in "
+        "memory. For times with networks, see [benchmarks](benchmarks.md). `python -m benchmarks.scaling docs` wrote "
+        "this page.",
         "",
         "![Measured and modelled seconds](scaling.png)",
         "",
