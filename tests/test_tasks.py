@@ -105,10 +105,10 @@ def test_networks_of_every_auto_class_are_scored_by_their_task_or_refused(auto: 
     family = task_named(network.task).family
     for task in (each for each in TASKS if each != network.task and (not family or task_named(each).family != family)):
         for verb in verbs.values():
-            with pytest.raises(ValueError, match=f"task='{task}' (is not the task of|needs) "):
+            with pytest.raises(ValueError, match=f"task='{task}' (is not the task of|requires) "):
                 verb(task)
     if network.task == "text-generation":  # BERT without is_decoder
-        with pytest.raises(ValueError, match="the logits of BertLMHeadModel for a token depend on later tokens: use"):
+        with pytest.raises(ValueError, match="the logits of BertLMHeadModel for a token depend on later tokens; use"):
             task_of(network, "auto")
     else:
         assert task_of(network, "auto") == network.task

@@ -81,7 +81,7 @@ def test_a_folder_has_the_work_of_one_comparison_which_is_not_done_again(whole: 
     other = Activations({name: rows + 1 for name, rows in b.values.items()}, range(N))
     with pytest.raises(ValueError, match=r"a different job: batch_size \(8, now 9\)"):
         compare(a, b, points, metrics=metrics(True), batch_size=9, checkpoint_dir=tmp_path, progress=False)
-    with pytest.raises(ValueError, match=r"differs in b.activations \("):
+    with pytest.raises(ValueError, match=r"different job: b.activations \("):
         compared(True, lambda: (a, other, points), checkpoint_dir=tmp_path)
 
 

@@ -515,7 +515,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], Any, str]] = {
     ),
     "other widths": (
         lambda: loaded("vit", build("vit", 0)), narrow_vit, None,
-        r"other widths .* Compare them with hf_stitch\.compare",
+        r"different widths.* Compare them with hf_stitch\.compare",
     ),
     "other networks": (lambda: first("vit"), lambda: first("cnn"), None, "expected versions of one network"),
     "activations of other samples": (
