@@ -72,7 +72,8 @@ def messages() -> Iterator[Text]:
     """Texts within ``raise`` statements and calls of ``warn``."""
     for path, module in modules():
         for node in ast.walk(module):
-            warns = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("warn")
+            name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
+            warns = name.endswith("warn")
             if not (warns or isinstance(node, ast.Raise)):
                 continue
             inside = {id(v) for part in ast.walk(node) if isinstance(part, ast.JoinedStr) for v in part.values}
