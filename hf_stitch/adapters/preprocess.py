@@ -43,10 +43,9 @@ def preprocess(
     Images of any mode are converted to grey or RGB for an image processor: 16-bit grey values are scaled to 8 bit, and
     transparent images are put on white. A function receives each sample unchanged, also a text.
 
-    Returns:
-        The keyword arguments of the forward. ``offsets`` adds ``offset_mapping``, which is not an argument of the
-        model: shape (batch, tokens, 2), the start and end (exclusive) of each token in characters; 0 for special tokens
-        and padding.
+    The result contains the keyword arguments of the forward. ``offsets`` adds ``offset_mapping``, which is not an
+    argument of the model: shape (batch, tokens, 2), the start and end (exclusive) of each token in characters; 0 for
+    special tokens and padding.
     """
     if not len(samples):
         raise ValueError("samples must contain at least one sample, got none")
@@ -223,9 +222,8 @@ def _check_sample(value: Any, subject: str, native: tuple[int, ...] | None) -> N
 def load_processor(origin: str, main_input: str, hub: Mapping[str, Any]) -> Any:
     """Load the tokenizer or image processor that is saved with a model.
 
-    Returns:
-        The processor. ``None``, with a warning, if it does not exist or the Hub is not available; ``None`` without a
-        warning for models of neither texts nor images.
+    ``None``, with a warning, if it does not exist or the Hub is not available; ``None`` without a warning for models of
+    neither texts nor images.
     """
     import transformers
 

@@ -77,7 +77,7 @@ def rename_cache(arguments: Mapping[str, Any], new_name: str, callers: int) -> d
         raise ValueError(f"{' and '.join(caches)} are names of the same argument: pass only {NAME}")
     for name in caches:
         if NAMES.index(name) > NAMES.index(NAME):
-            message = f"`{name}` is a deprecated name of `{NAME}`: use `{NAME}`"
+            message = f"`{name}` is deprecated, use `{NAME}`"
             warnings.warn(message, FutureWarning, stacklevel=callers + 1)
     renamed = {name: argument for name, argument in arguments.items() if name not in NAMES}
     for cache in caches.values():

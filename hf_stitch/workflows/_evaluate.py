@@ -19,8 +19,8 @@ from hf_stitch.stitches import StitchingLayer
 from hf_stitch.tasks.heads import task_named
 from hf_stitch.workflows._checks import Runs, fitted_share, samples_to_score
 
-TAKEN = ("stitched", "identity", "mean_only", "source", "target", "chance")
-"""Names that are reserved and not allowed for further baselines."""
+TAKEN = ("stitched", "source", "target", "chance")
+"""Names that further baselines must not have; ``identity`` and ``mean_only`` may be replaced."""
 
 
 @checked
@@ -133,7 +133,7 @@ def _stitches(
         check_place(stitched, name, layer)
     stitch, left_out = stitched.stitch, dict[str, str]()
     layers = {"stitched": stitch, "identity": stitch.identity(), "mean_only": stitch.mean_only(), **baselines}
-    if stitched.task is None and not stitch.equal_widths:
+    if stitched.task is None and not stitch.equal_widths and "identity" not in baselines:
         left_out["identity"] = "the widths of both layers differ"
         del layers["identity"]
     return layers, left_out

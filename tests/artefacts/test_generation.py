@@ -283,7 +283,7 @@ def test_the_cache_is_accepted_by_each_name_but_not_by_two(model: StitchedModelF
         older = NAMES.index(name) > NAMES.index(NAME)
         for run in (model, partial(model.generate, max_new_tokens=8, **GREEDY)):
             with (
-                pytest.warns(FutureWarning, match=f"`{name}` is a deprecated name")
+                pytest.warns(FutureWarning, match=f"`{name}` is deprecated")
                 if older
                 else nullcontext([]) as caught
             ):

@@ -91,7 +91,7 @@ def test_commands_of_plugins_run_and_are_not_imported_for_help(tmp_path: Path) -
     assert "Count the letters of a name." in helped["out"]
     assert counted["out"] == "10\n"
     assert failed["code"] == 1 and failed["err"].startswith("error: no letters\n")
-    assert wrong["code"] == 1 and "'wrong' among commands is <module 'typer'" in wrong["err"]
+    assert wrong["code"] == 1 and "got <module 'typer'" in wrong["err"]
     assert "No such command 'absent'" in absent["err"]
 
 
