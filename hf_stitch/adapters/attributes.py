@@ -190,7 +190,7 @@ def attributes(model: nn.Module) -> Settings:
 
     Lists and attributes that are assigned outside the constructor are excluded, because forwards store values in them.
 
-    ``chosen`` has the names of the modules of each class, and the attributes that hide a method of a class. ``defaults``
+    ``chosen`` has the names of the modules of each class, and attributes that hide a method of a class. ``defaults``
     has all other attributes: the common value in all modules of a class, or the list of their values.
     """
     modules = {n: m for n, m in model.named_modules() if not type(m).__module__.startswith("hf_stitch.")}

@@ -282,11 +282,7 @@ def test_the_cache_is_accepted_by_each_name_but_not_by_two(model: StitchedModelF
     for name in NAMES:
         older = NAMES.index(name) > NAMES.index(NAME)
         for run in (model, partial(model.generate, max_new_tokens=8, **GREEDY)):
-            with (
-                pytest.warns(FutureWarning, match=f"`{name}` is deprecated")
-                if older
-                else nullcontext([]) as caught
-            ):
+            with pytest.warns(FutureWarning, match=f"`{name}` is deprecated") if older else nullcontext([]) as caught:
                 found = run(input_ids=IDS, **{name: transformers.DynamicCache()})
             assert {each.filename for each in caught} <= {__file__}
             assert found[NAME].get_seq_length() == (4 if run is model else 11)
