@@ -195,11 +195,11 @@ class Task(ABC):
         """Return the measures of a predictor that ignores the input."""
         raise NotImplementedError
 
-    def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
+    def figures_of(self, answers: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
         """Compute the figures of predictors, on all samples and on resamples.
 
         Args:
-            own: Measure -> (samples, predictors, …).
+            answers: Measure -> (samples, predictors, …).
             target: Measures of the target, (samples, 1, …).
             weights: How often each resample contains each sample, (resamples, samples); :func:`total` sums with them.
 
@@ -235,7 +235,7 @@ class Task(ABC):
         }
 
     # -- single samples ---------------------------------------------------------------------------------------------
-    def apart(self, own: Answers, target: Answers) -> Array:
+    def apart(self, answers: Answers, target: Answers) -> Array:
         """Return the difference between the outputs of a predictor and of the target for each sample."""
         raise NotImplementedError
 
@@ -278,13 +278,13 @@ class Task(ABC):
         """Return the loss for labels of the data, summed over samples or tokens: by default the cross-entropy."""
         return functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="sum")
 
-    def imitation_loss(self, logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+    def imitation_loss(self, logits: Tensor, target: Tensor, temperature: float) -> Tensor:
         """Return the loss of each sample or token, with the outputs of a whole network as labels.
 
         By default this is the cross-entropy with its probabilities; both logits are divided by the temperature (Hinton
         et al. 2015).
         """
-        soft = (wanted.to(logits.dtype) / temperature).softmax(-1)
+        soft = (target.to(logits.dtype) / temperature).softmax(-1)
         return -(soft * (logits / temperature).log_softmax(-1)).sum(-1)
 
     def decided(self, logits: Tensor) -> Tensor:

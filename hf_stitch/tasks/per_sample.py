@@ -150,17 +150,17 @@ class Classification(OfSamples):
             chance["cross_entropy"] = -np.log(counts / counts.sum())[inverse]
         return chance
 
-    def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
+    def figures_of(self, answers: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
         """Compute accuracies, cross-entropy, agreement and divergence."""
         n, figures = weights.sum(1)[:, None], dict[str, Array]()
-        if "right" in own:
-            right = total(weights, own["right"])
+        if "right" in answers:
+            right = total(weights, answers["right"])
             figures = {"accuracy": right / n, "relative_accuracy": ratio(right, total(weights, target["right"]))}
-        return figures | {name: total(weights, own[name]) / n for name in self.figures if name in own}
+        return figures | {name: total(weights, answers[name]) / n for name in self.figures if name in answers}
 
-    def apart(self, own: Answers, target: Answers) -> Array:
+    def apart(self, answers: Answers, target: Answers) -> Array:
         """Return the total variation distances between class probabilities."""
-        distance: Array = own["distance"]
+        distance: Array = answers["distance"]
         return distance
 
     def shown(self, answers: Answers, place: int, names: Mapping[int, str]) -> str:
@@ -239,7 +239,7 @@ class MultiLabel(OfLabelValues):
             share = labels.mean(0)
             return {"score": np.broadcast_to(np.log(share) - np.log1p(-share), labels.shape)}
 
-    def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
+    def figures_of(self, answers: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
         """Compute the figures.
 
         - ``micro_f1``: F1 over all classes of all samples; ``agreement`` is the same with the target's predicted
@@ -249,22 +249,22 @@ class MultiLabel(OfLabelValues):
           average precision (area under precision and recall, in steps).
         - ``exact_match``: share of samples with all classes right.
         """
-        predicted, label = own["score"] > 0, target.get("label")
+        predicted, label = answers["score"] > 0, target.get("label")
         agreement = {"agreement": _f1(*_counts(predicted, target["score"] > 0, weights))}
         if label is None:
             return agreement
-        counts, target_counts = (_counts(row["score"] > 0, label, weights) for row in (own, target))
+        counts, target_counts = (_counts(row["score"] > 0, label, weights) for row in (answers, target))
         micro, exact = _f1(*counts), (predicted == label).all(-1).astype(float)
         return {
             "relative_micro_f1": ratio(micro, _f1(*target_counts)), **agreement,
             "micro_f1": micro, "macro_f1": _macro(_of_classes(*counts), counts[2]),
-            "mean_average_precision": _macro(_average_precision(own["score"], label, weights), counts[2]),
+            "mean_average_precision": _macro(_average_precision(answers["score"], label, weights), counts[2]),
             "exact_match": total(weights, exact) / weights.sum(1)[:, None],
         }  # fmt: skip
 
-    def apart(self, own: Answers, target: Answers) -> Array:
+    def apart(self, answers: Answers, target: Answers) -> Array:
         """Return the mean differences of probabilities."""
-        probabilities = [1 / (1 + np.exp(-row["score"])) for row in (own, target)]
+        probabilities = [1 / (1 + np.exp(-row["score"])) for row in (answers, target)]
         differences: Array = np.abs(probabilities[0] - probabilities[1]).mean(-1)
         return differences
 
@@ -285,9 +285,9 @@ class MultiLabel(OfLabelValues):
         """Return the sum of the binary cross-entropies of samples, each a mean over classes."""
         return _cross_entropy(logits, labels.to(logits.dtype)).sum()
 
-    def imitation_loss(self, logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+    def imitation_loss(self, logits: Tensor, target: Tensor, temperature: float) -> Tensor:
         """Return the binary cross-entropy of each sample with the probabilities of a whole network."""
-        return _cross_entropy(logits / temperature, (wanted.to(logits.dtype) / temperature).sigmoid())
+        return _cross_entropy(logits / temperature, (target.to(logits.dtype) / temperature).sigmoid())
 
     def decided(self, logits: Tensor) -> Tensor:
         """Return the classes with a probability above one half."""
@@ -379,7 +379,7 @@ class Regression(OfLabelValues):
         labels: Array = measured["target"].get("label", measured["target"]["value"])
         return {"value": np.broadcast_to(labels.mean(0), labels.shape)}
 
-    def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
+    def figures_of(self, answers: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
         """Compute the figures, each a mean over outputs.
 
         - ``r2``: share of the variation of the labels that the predictor explains; ``agreement`` is the same with the
@@ -392,11 +392,11 @@ class Regression(OfLabelValues):
 
         A figure that is undefined (constant labels or outputs, a single sample) is NaN.
         """
-        value, label = own["value"], target.get("label")
+        value, label = answers["value"], target.get("label")
         agreement = {"agreement": _explained(value, target["value"], weights)}
         if label is None:
             return agreement
-        r2, target_r2 = (_explained(row["value"], label, weights) for row in (own, target))
+        r2, target_r2 = (_explained(row["value"], label, weights) for row in (answers, target))
         constant = np.ptp(value, 0) <= 1e-6 * np.abs(value).max(0)
         return {
             "relative_r2": ratio(r2, target_r2), **agreement, "r2": r2,
@@ -405,9 +405,9 @@ class Regression(OfLabelValues):
             "spearman": np.where(constant, np.nan, _spearman(value, label, weights)).mean(-1),
         }  # fmt: skip
 
-    def apart(self, own: Answers, target: Answers) -> Array:
+    def apart(self, answers: Answers, target: Answers) -> Array:
         """Return the mean absolute differences."""
-        differences: Array = np.abs(own["value"] - target["value"]).mean(-1)
+        differences: Array = np.abs(answers["value"] - target["value"]).mean(-1)
         return differences
 
     def shown(self, answers: Answers, place: int, names: Mapping[int, str]) -> str:
@@ -427,9 +427,9 @@ class Regression(OfLabelValues):
         """Return the sum of the mean squared errors of samples."""
         return self.imitation_loss(logits, labels, 1.0).sum()
 
-    def imitation_loss(self, logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+    def imitation_loss(self, logits: Tensor, target: Tensor, temperature: float) -> Tensor:
         """Return the mean squared error of each sample."""
-        return (logits - wanted.to(logits.dtype)).square().flatten(1).mean(1)
+        return (logits - target.to(logits.dtype)).square().flatten(1).mean(1)
 
     def decided(self, logits: Tensor) -> Tensor:
         """Return the numbers."""

@@ -46,10 +46,10 @@ class OfTokens(PerToken):
         expected = f"logits (samples, tokens, classes) for token ids {tuple(ids.shape)}"
         return f"{expected}, but {type(network.model).__name__} outputs {shape}" if is_wrong else ""
 
-    def apart(self, own: Answers, target: Answers) -> Array:
+    def apart(self, answers: Answers, target: Answers) -> Array:
         """Return the share of different predictions for each sample."""
-        count = own[self.counted]
-        return np.divide(count - own["agreement"], count, out=np.zeros_like(count), where=count > 0)
+        count = answers[self.counted]
+        return np.divide(count - answers["agreement"], count, out=np.zeros_like(count), where=count > 0)
 
     def shown(self, answers: Answers, place: int, names: Mapping[int, str]) -> str:
         """Return the number of tokens with the same prediction as the target."""
@@ -146,16 +146,19 @@ class Words(OfTokens):
             chance["entities"] = target["if_constant"][:, best]
         return chance
 
-    def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
+    def figures_of(self, answers: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
         """Compute accuracies, cross-entropy and agreement per word, and the F1 score of entities as in seqeval."""
-        own, target = ({name: total(weights, values) for name, values in row.items()} for row in (own, target))
-        words, figures = own["words"], dict[str, Array]()
-        if "entities" in own:
-            f1, reference = _f1(own["entities"]), _f1(target["entities"])
+        answers, target = ({name: total(weights, values) for name, values in row.items()} for row in (answers, target))
+        words, figures = answers["words"], dict[str, Array]()
+        if "entities" in answers:
+            f1, reference = _f1(answers["entities"]), _f1(target["entities"])
             figures |= {"relative_entity_f1": ratio(f1, reference), "entity_f1": f1}
-        if "right" in own:
-            figures |= {"relative_accuracy": ratio(own["right"], target["right"]), "accuracy": own["right"] / words}
-        return figures | {name: own[name] / words for name in self.figures if name in own}
+        if "right" in answers:
+            figures |= {
+                "relative_accuracy": ratio(answers["right"], target["right"]),
+                "accuracy": answers["right"] / words,
+            }
+        return figures | {name: answers[name] / words for name in self.figures if name in answers}
 
     def usage(self) -> str:
         """Print the names of the classes of tokens."""
@@ -288,15 +291,15 @@ class MaskedTokens(OfTokens):
             "cross_entropy": -logs[np.searchsorted(kinds, tokens)].sum(1),  # NaN sorts after the last
         }
 
-    def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
+    def figures_of(self, answers: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
         """Compute perplexities, cross-entropy, accuracies and agreement per masked token."""
-        own, target = ({name: total(weights, values) for name, values in row.items()} for row in (own, target))
-        tokens = own["tokens"]
-        loss, reference = own["cross_entropy"] / tokens, target["cross_entropy"] / tokens
+        answers, target = ({name: total(weights, values) for name, values in row.items()} for row in (answers, target))
+        tokens = answers["tokens"]
+        loss, reference = answers["cross_entropy"] / tokens, target["cross_entropy"] / tokens
         return {
             "perplexity": np.exp(loss), "relative_perplexity": np.exp(loss - reference), "cross_entropy": loss,
-            "relative_accuracy": ratio(own["right"], target["right"]), "accuracy": own["right"] / tokens,
-            **{name: own[name] / tokens for name in ("agreement", "kl_divergence") if name in own},
+            "relative_accuracy": ratio(answers["right"], target["right"]), "accuracy": answers["right"] / tokens,
+            **{name: answers[name] / tokens for name in ("agreement", "kl_divergence") if name in answers},
         }  # fmt: skip
 
     def usage(self) -> str:

@@ -156,27 +156,27 @@ class NextToken(PerToken):
         tokens, vocabulary = target["tokens"], target["vocabulary"]
         return {**target, "cross_entropy": tokens * np.log(vocabulary), "agreement": tokens / vocabulary}
 
-    def figures_of(self, own: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
+    def figures_of(self, answers: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
         """Compute perplexities, cross-entropy and agreement per token, and bits of the predicted text."""
-        own, target = ({name: total(weights, values) for name, values in row.items()} for row in (own, target))
-        tokens = own["tokens"]
-        loss, reference = own["cross_entropy"] / tokens, target["cross_entropy"] / tokens
+        answers, target = ({name: total(weights, values) for name, values in row.items()} for row in (answers, target))
+        tokens = answers["tokens"]
+        loss, reference = answers["cross_entropy"] / tokens, target["cross_entropy"] / tokens
         figures: dict[str, Array] = {
             "perplexity": np.exp(loss),
             "relative_perplexity": np.exp(loss - reference),
             "cross_entropy": loss,
-            **{name: own[name] / tokens for name in ("agreement", "kl_divergence") if name in own},
+            **{name: answers[name] / tokens for name in ("agreement", "kl_divergence") if name in answers},
         }
-        if np.isnan(own["agreement"]).any():  # different tokens than the target's
+        if np.isnan(answers["agreement"]).any():  # different tokens than the target's
             figures = {name: np.full_like(values, np.nan) for name, values in figures.items()}
-        if "characters" in own and "characters" in target:
-            bits = own["cross_entropy"] / np.log(2)
-            figures |= {f"bits_per_{unit}": bits / own[f"{unit}s"] for unit in ("character", "byte")}
+        if "characters" in answers and "characters" in target:
+            bits = answers["cross_entropy"] / np.log(2)
+            figures |= {f"bits_per_{unit}": bits / answers[f"{unit}s"] for unit in ("character", "byte")}
         return figures
 
-    def apart(self, own: Answers, target: Answers) -> Array:
+    def apart(self, answers: Answers, target: Answers) -> Array:
         """Return the absolute difference of the cross-entropies per token."""
-        return np.abs(_per_token(own) - _per_token(target))
+        return np.abs(_per_token(answers) - _per_token(target))
 
     def shown(self, answers: Answers, place: int, names: Mapping[int, str]) -> str:
         """Return the cross-entropy per token."""

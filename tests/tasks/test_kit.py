@@ -133,8 +133,8 @@ def test_a_task_of_a_plugin_is_one_class_that_every_verb_asks(monkeypatch: pytes
         figures: ClassVar[dict[str, bool]] = {"hit_rate": True, **TextClassification.figures}
         compared = ("hit_rate", "agreement")
 
-        def figures_of(self, own: Any, target: Any, weights: Array) -> dict[str, Array]:
-            found = super().figures_of(own, target, weights)
+        def figures_of(self, answers: Any, target: Any, weights: Array) -> dict[str, Array]:
+            found = super().figures_of(answers, target, weights)
             return {"hit_rate": np.ones_like(found["agreement"]), **found}
 
     monkeypatch.setitem(registries.tasks._entries, "ranked", Entry.of("ranked", Ranked))

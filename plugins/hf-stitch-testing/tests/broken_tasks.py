@@ -36,8 +36,8 @@ class Images(ImageClassification):
                 row["right"] = np.asarray(row["right"]) * len(row["right"])
         return found
 
-    def figures_of(self, own: Any, target: Any, weights: Array) -> dict[str, Array]:
-        found = super().figures_of(own, target, weights)
+    def figures_of(self, answers: Any, target: Any, weights: Array) -> dict[str, Array]:
+        found = super().figures_of(answers, target, weights)
         if self.defect == "itself":
             found = {"other": found.pop("accuracy"), **found}
         if self.defect == "resamples":
@@ -49,8 +49,8 @@ class Images(ImageClassification):
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         return super().loss(logits, labels) * (len(labels) if self.defect == "loss" else 1)
 
-    def imitation_loss(self, logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
-        found = super().imitation_loss(logits, wanted, temperature)
+    def imitation_loss(self, logits: Tensor, target: Tensor, temperature: float) -> Tensor:
+        found = super().imitation_loss(logits, target, temperature)
         return found + logits.sum(-1) if self.defect == "imitation" else found
 
 

@@ -76,17 +76,15 @@ class ImageTextToText(PerToken):
         count = len(target["tokens"])
         return {"tokens": target["tokens"], "agreement": np.full(count, np.nan)}
 
-    def figures_of(
-        self, measured: Mapping[str, Array], target: Mapping[str, Array], weights: Array
-    ) -> dict[str, Array]:
+    def figures_of(self, answers: Mapping[str, Array], target: Mapping[str, Array], weights: Array) -> dict[str, Array]:
         """Compute agreement and divergence per token."""
-        sums = {name: total(weights, values) for name, values in measured.items()}
+        sums = {name: total(weights, values) for name, values in answers.items()}
         return {name: sums[name] / sums["tokens"] for name in self.figures if name in sums}
 
-    def apart(self, measured: Answers, target: Answers) -> Array:
+    def apart(self, answers: Answers, target: Answers) -> Array:
         """Return the divergence per token."""
-        tokens = measured["tokens"]
-        divergence = measured.get("kl_divergence", tokens - measured["agreement"])
+        tokens = answers["tokens"]
+        divergence = answers.get("kl_divergence", tokens - answers["agreement"])
         return np.divide(divergence, tokens, out=np.zeros_like(tokens), where=tokens > 0)
 
     def shown(self, answers: Answers, place: int, names: Mapping[int, str]) -> str:
