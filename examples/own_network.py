@@ -20,9 +20,8 @@ def trained(width):
     inputs = torch.stack([pixels(image) for batch in digits().batches(256) for image in batch.samples])
     optimizer, labels = torch.optim.Adam(net.parameters(), lr=0.01), torch.tensor(digits().labels)
     for _ in range(60):
-        loss = nn.functional.cross_entropy(net(inputs), labels)
         optimizer.zero_grad()
-        loss.backward()
+        nn.functional.cross_entropy(net(inputs), labels).backward()
         optimizer.step()
     return hf_stitch.load(net.eval(), processor=pixels)
 

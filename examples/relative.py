@@ -24,9 +24,8 @@ head = torch.nn.Sequential(torch.nn.LayerNorm(100), torch.nn.Linear(100, 10))
 optimizer = torch.optim.Adam(head.parameters(), lr=0.02)
 rows, labels = relative(cnn(0), train), torch.tensor(train.labels)
 for _ in range(100):
-    loss = torch.nn.functional.cross_entropy(head(rows), labels)
     optimizer.zero_grad()
-    loss.backward()
+    torch.nn.functional.cross_entropy(head(rows), labels).backward()
     optimizer.step()
 
 for seed, name in enumerate(("its own encoder", "another encoder, no training")):
