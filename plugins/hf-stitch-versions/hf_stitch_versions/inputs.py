@@ -56,6 +56,17 @@ def feeds(a: Adapter, b: Adapter | None, samples: Samples | None, run: Run) -> I
         yield Feed(tuple(batch.ids), arguments, arguments_b, mask.bool() if isinstance(mask, Tensor) else None)
 
 
+def unpadded(feed: Feed) -> Iterator[Feed]:
+    """Yield the samples of a batch one by one, without padding."""
+    for row, id_ in enumerate(feed.ids):
+        arguments = dict[str, Any]()
+        for name, value in feed.arguments.items():
+            arguments[name] = value[row : row + 1] if isinstance(value, Tensor) and len(value) == len(feed.ids) else value
+            if feed.mask is not None and isinstance(value, Tensor) and value.shape[:2] == feed.mask.shape:
+                arguments[name] = arguments[name][:, feed.mask[row].to(value.device)]
+        yield Feed((id_,), arguments)
+
+
 def _reads(adapter: Adapter, samples: Any) -> bool:
     """Return whether a network can preprocess raw samples; tensors are ready inputs."""
     return adapter.processor is not None or all(isinstance(sample, Tensor) for sample in samples)

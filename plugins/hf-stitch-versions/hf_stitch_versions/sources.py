@@ -32,6 +32,23 @@ class Feed:
     mask: Tensor | None = None  # (batch, positions), true for real tokens
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What is known about a network in another runtime.
+
+    Attributes:
+        runtime: Its name and version; empty for a network in memory, and for files without a runtime of their own.
+        config: Config values that the network was built with.
+        unseen: What the runtime does not show, in sentences.
+        padded: Whether it accepts padded texts; else both networks get single texts.
+    """
+
+    runtime: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    unseen: tuple[str, ...] = ()
+    padded: bool = True
+
+
 def told_as(share: float, kinds: Iterable[str]) -> str:
     """Describe the share of the weights of a network that are stored as integers, and their formats."""
     return f"{share:.0%} of its weights are integers ({', '.join(sorted({*kinds}))})" if share else ""
@@ -56,6 +73,7 @@ class Source(Protocol):
     dtype: torch.dtype  # dtype of its computations
     modules: Mapping[str, nn.Module]  # modules of a network in memory; else empty
     inferred: ClassVar[bool]  # whether the outputs of modules are inferred and may be wrong
+    facts: Facts  # what is known about a network in another runtime
 
     @property
     def quantized(self) -> str:
@@ -78,6 +96,7 @@ class Network:
     own: bool = False  # whether events keep the computed outputs where ``put`` replaces them
     modules: Mapping[str, nn.Module] = field(init=False)
     inferred: ClassVar[bool] = False
+    facts: Facts = Facts()
 
     def __post_init__(self) -> None:
         self.modules = dict(self.adapter.model.named_modules())
@@ -127,6 +146,7 @@ class Compiled:
     code: nn.Module
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
     inferred: ClassVar[bool] = False
+    facts: Facts = Facts()
     quantized: str = ""
 
     def __post_init__(self) -> None:
@@ -151,6 +171,7 @@ class Recorded:
     activations: Activations
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
     inferred: ClassVar[bool] = False
+    facts: Facts = Facts()
     quantized: str = ""
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,12 +13,13 @@ from torch import nn
 from hf_stitch import Adapter, Samples
 from hf_stitch.adapters.cutting.forwards import is_compiled
 from hf_stitch.running import Run
-from hf_stitch_versions.inputs import Vocabulary, differences, feeds, for_second, longer_feeds
+from hf_stitch_versions.inputs import Vocabulary, differences, feeds, for_second, longer_feeds, unpadded
 from hf_stitch_versions.recording import Event, Key, dtype_of
 from hf_stitch_versions.sameness import evidence
+from hf_stitch_versions.sameness.causes import Replay, Score, proposals, search
 from hf_stitch_versions.sameness.distances import Deviation, Deviations, join
 from hf_stitch_versions.sameness.pairing import Trace, pair, trace
-from hf_stitch_versions.sameness.result import FINDINGS, Finding, Module, Sameness
+from hf_stitch_versions.sameness.result import FINDINGS, Cause, Finding, Module, Sameness
 from hf_stitch_versions.sources import EXACT, Compiled, Feed, Network, Recorded, Source
 
 COMPILED = "compiled code"
@@ -81,6 +83,7 @@ class Comparison:
     ) -> None:  # fmt: skip
         self.a, self.b, self.code = a, b if isinstance(b, Adapter) else None, code
         self.samples, self.tolerance, self.run = samples, tolerance, run
+        self.padded = isinstance(b, Adapter) or b.facts.padded
         self.random = None if samples is not None else list(feeds(a, self.b, None, run))
         self.inputs = list[str]()
         self.vocabulary = None if self.b is None else Vocabulary(a, self.b)
@@ -104,8 +107,9 @@ class Comparison:
         self.floor = float(torch.finfo(self.coarse).eps) * (1 if exact else INEXACT)
 
     def given(self) -> Iterable[Feed]:
-        """Return the batches of this process; random batches are created once."""
-        return feeds(self.a, self.b, self.samples, self.run) if self.random is None else self.random
+        """Return the batches of this process, padded if both networks accept it; random batches are created once."""
+        batches = feeds(self.a, self.b, self.samples, self.run) if self.random is None else self.random
+        return batches if self.padded else (single for feed in batches for single in unpadded(feed))
 
     def feeds(self) -> Iterable[Feed]:
         """Return the batches of this process, with the first network's inputs for both if their own inputs differ."""
@@ -148,6 +152,7 @@ class Comparison:
                    deviations[key].output)
             for key in self.order if key in unrepaired and key in self.calls
         ]  # fmt: skip
+        causes, explained = self.causes(unrepaired) if differing and not quantized else ([], False)
         if first is None and self.b is not None and (self.code is not None or is_compiled(self.b.model)):
             rows.append(self.compiled(self.b))
             findings += self.compiled_finding(rows[-1])
@@ -158,6 +163,7 @@ class Comparison:
             tuple(next(filter(None, self.run.processes.gather(self.inputs)), [])),
             tuple(self.settings()), tuple(findings), first is None and self.whole, tuple(rows), self.missing,
             self.extra, tuple(dict.fromkeys(key[0] for key in inside)), self.by_names, self.bound, quantized,
+            tuple(causes), explained, self.source.facts.runtime, self.source.facts.unseen,
         )  # fmt: skip
 
     # -- passes --------------------------------------------------------------------------------------------------------
@@ -176,6 +182,7 @@ class Comparison:
             source.watch(self.first, see)
             sides.append(traces)
         self.order = [call.key for call in sides[0]]
+        self.shows_modules = len(sides[1]) > 1
         pairing = self.run.processes.agree(pair(*sides, sized=self.source.inferred))
         self.calls, self.by_names = pairing.calls, pairing.by_names
         self.end = next((key for key in reversed(self.order) if key in self.calls), self.order[-1])
@@ -227,14 +234,15 @@ class Comparison:
         return switched
 
     def measure(
-        self, reference: Source, looks: Sequence[Look], with_inputs: Collection[Key] = ()
+        self, reference: Source, looks: Sequence[Look], with_inputs: Collection[Key] = (),
+        batches: Iterable[Feed] | None = None,
     ) -> list[Deviations]:  # fmt: skip
         """Return the deviations of each source from a reference, which runs once for all sources."""
         sums: list[Deviations] = [{} for _ in looks]
         self.finite = False  # whether an output of the reference is finite
         calls = {key for look in looks for key in look.calls}
         self.n = 0
-        for feed in self.feeds():
+        for feed in self.feeds() if batches is None else batches:
             events = dict[Key, Event]()
 
             def record(event: Event, events: dict[Key, Event] = events) -> None:
@@ -258,7 +266,8 @@ class Comparison:
     def check(self, deviations: Deviations) -> None:
         """Raise an error for networks without pairs, or with mostly different shapes."""
         unnamed = isinstance(self.source, Recorded) and not self.by_names
-        if unnamed or (len(self.order) > 2 and not set(deviations) - {self.order[-1]}):
+        inner = len(self.order) > 2 and self.shows_modules
+        if unnamed or (inner and not set(deviations) - {self.order[-1]}):
             raise ValueError(
                 "expected versions of one network, but none of their modules could be paired by names or values. "
                 "Compare them with hf_stitch.compare"
@@ -416,6 +425,35 @@ class Comparison:
         if first == second:
             return ""
         return f"The second network is quantized: {second}" if second else f"The first network is quantized: {first}"
+
+    def causes(self, deviations: Deviations) -> tuple[list[Cause], bool]:
+        """Return changes of the first network with which it equals the second, and whether it does with all of them.
+
+        For a second network in memory, only the values of its config are tried.
+        """
+        port = self.source.facts.config
+        in_memory = isinstance(self.source, Network)
+        if in_memory:
+            config: Any = getattr(self.b.model if self.b else None, "config", None)
+            port = config.get_text_config().to_dict() if hasattr(config, "get_text_config") else {}
+        changes = list(proposals(self.a.model, port, only_settings=in_memory))
+        if not changes or isinstance(self.source, Recorded):
+            return [], False
+        replay = Replay(self.source, set(self.calls.values()))
+        batches = list(self.feeds())
+        few = [batches[0], *batches[-1:]]
+
+        def score(network: Adapter, everywhere: bool) -> Score:
+            reference = Network(network, computed=self.reference.computed)
+            look = Look(replay, self.calls)
+            (found,) = self.measure(reference, [look], batches=batches if everywhere else few)
+            first = next(iter(self.differing(found, ())), None)
+            if first is None:
+                return Score(math.inf, 0.0)
+            return Score(self.order.index(first), -found[first].output / self.null[first].output)
+
+        found, explained = search(self.a, changes, score)
+        return [Cause(change.kind, change.text) for change in found], explained
 
     # -- reports -------------------------------------------------------------------------------------------------------
     def settings(self) -> list[str]:

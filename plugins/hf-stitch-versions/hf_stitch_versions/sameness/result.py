@@ -134,6 +134,23 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Cause:
+    """Change of the first network with which it equals the second.
+
+    Attributes:
+        kind: Kind of the fault of the second network, such as ``"RoPE base"``.
+        text: What the second network has, such as ``"rope_theta 10000 instead of 500000"``.
+    """
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        """Return the kind and what the second network has."""
+        return f"{self.kind}: {self.text}"
+
+
+@dataclass(frozen=True)
 class Sameness(Result):
     """Result of :func:`same`: whether two networks are the same, and where they first differ.
 
@@ -160,6 +177,10 @@ class Sameness(Result):
             and outputs may not be finite. Empty without limits.
         quantized: Which network is quantized, and the share of quantized weights; empty if both are quantized alike or
             neither is. In the file of a quantized network all modules differ, so findings are not searched.
+        causes: Changes of the first network that move the first difference to a later module, one after the other.
+        explained: Whether the networks are the same with all these changes.
+        runtime: Name and version of the runtime of the second network; empty for torch.
+        unseen: What this runtime does not show, in sentences.
 
     Example:
         >>> row = Module("", "", 0, "ViT", 2e-8, 1e-7, 2e-8)
@@ -192,6 +213,10 @@ class Sameness(Result):
     by_names: bool
     bound: str = ""
     quantized: str = ""
+    causes: Sequence[Cause] = ()
+    explained: bool = False
+    runtime: str = ""
+    unseen: Sequence[str] = ()
 
     @property
     def is_same(self) -> bool:
@@ -222,7 +247,12 @@ class Sameness(Result):
             sentences += (
                 [f"{more} more difference{'s' * (more > 1)} after it{REPAIRED * self.complete}."] if more else []
             )
-        elif self.complete:
+        if self.causes:
+            changes = " and ".join(cause.text for cause in self.causes)
+            kinds = ", ".join(dict.fromkeys(cause.kind for cause in self.causes))
+            agree = "the networks are the same" if self.explained else "the first modules agree"
+            sentences.append(f"Cause ({kinds}): with {changes} in the first network, {agree}.")
+        if not self.findings and self.complete:
             sentences.append("On the same inputs, the networks are the same.")
         if not self.complete:
             stopped = f"The search stopped after {FINDINGS} findings; the networks still differ."

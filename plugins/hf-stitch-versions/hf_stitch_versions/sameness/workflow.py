@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Unpack
@@ -14,6 +15,8 @@ from hf_stitch.adapters.examples import ExampleError
 from hf_stitch.data import Data
 from hf_stitch.options import Positive, checked
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
+from hf_stitch_versions.ports.port import SECONDS
+from hf_stitch_versions.ports.prefixes import opened, prefixed
 from hf_stitch_versions.sameness.comparison import Comparison
 from hf_stitch_versions.sameness.result import Sameness
 from hf_stitch_versions.sources import Recorded, Source, in_memory
@@ -25,7 +28,8 @@ BATCH = 8
 @checked
 def same(
     a: str | nn.Module | Adapter, b: str | Path | nn.Module | Adapter | Activations, data: Data | None = None, *,
-    tolerance: Positive = 4.0, **options: Unpack[RunOptions],
+    tolerance: Positive = 4.0, python: Mapping[str, str] | None = None, trust: bool = False,
+    seconds: Positive = SECONDS, **options: Unpack[RunOptions],
 ) -> Sameness:  # fmt: skip
     """Test whether two networks are the same, and find where they first differ.
 
@@ -39,10 +43,15 @@ def same(
         a: The first network: an adapter, a module, or a name for :func:`hf_stitch.load`.
         b: The second network, as ``a``. Also a module that accepts the inputs of the first network, a module from
             ``torch.compile``, an exported file (``….onnx``), or recorded activations under the layer names of the first
-            network (:class:`hf_stitch.Activations`, or a file of them).
+            network (:class:`hf_stitch.Activations`, or a file of them). Also a network in another runtime:
+            ``"mlx:./folder"``, ``"openvino:model.xml"``, ``"keras:./folder"``, ``"ctranslate2:./folder"`` or
+            ``"gguf:model.gguf"``.
         data: Raw samples; a few dozen suffice. Default: random inputs within the bounds of the first network, of
             several lengths, padded on both sides.
         tolerance: A module differs if it exceeds this multiple of its null.
+        python: Runtime -> interpreter of the environment in which it is installed; default: the running interpreter.
+        trust: Whether code in the file of another runtime may run: a ``model_file`` of MLX, or a Lambda layer of Keras.
+        seconds: Time limit of another runtime for loading, and for each batch.
         **options: Options of the run: ``batch_size`` (default 8), ``seed`` (of random inputs), ``progress`` and
             ``accelerator``, as in :class:`hf_stitch.running.RunOptions`. Processes share the samples.
 
@@ -51,7 +60,9 @@ def same(
 
     Raises:
         ValueError: If the networks have different widths (then use :func:`hf_stitch.compare`), the second network does
-            not run on the inputs of the first, or recorded activations do not match the samples or the layers.
+            not run on the inputs of the first, a runtime is unknown or refuses the network, or recorded activations do not match the samples or the layers.
+        ImportError: If the runtime of the second network is not installed.
+        PortError: If the process of another runtime dies before the networks are paired.
 
     Example:
         >>> import torch, hf_stitch
@@ -69,7 +80,11 @@ def same(
     options.setdefault("batch_size", BATCH)
     with Run.of(same, options, takes=WITHOUT_STATE) as run:
         first = in_memory(load_on(a, run.processes.device))
-        second = _source(b, first, run)
+        port = prefixed(b)
+        if port is None:
+            second = _source(b, first, run)
+        else:
+            second = opened(port[0], Path(port[1]), first, python or {}, trust, seconds)
         second = in_memory(second) if isinstance(second, Adapter) else second
         samples = None if data is None else Samples.of(data)
         code = b if isinstance(b, nn.Module) and hasattr(b, "_orig_mod") else None
