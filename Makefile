@@ -22,7 +22,7 @@ INSTALL := $(UV) pip install --python $(BIN)/python $(INSTALL-$(VERSIONS))
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test test-rest test-all tiers test-kernels test-clients test-newest test-next test-oldest requirements quality style space \
-	docs dist bench mutants suites verify-hub results clean
+	docs dist bench mutants suites verify-hub ports results clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -127,6 +127,11 @@ suites: $(READY) ## run the common tests of transformers on stitched models, and
 # It needs a connection, and some gigabytes for a dozen networks. A second run goes on where the first one stopped.
 verify-hub: $(READY) ## verify real checkpoints of the Hub, and the example of README; writes build/hub.json and hub.md
 	$(BIN)/python -m benchmarks.verify_hub $(ARGS)
+
+# It compares what docs/ports.json lacks; --python keras=… names an environment with keras-hub.
+ports: $(READY) ## compare ports of tiny networks with transformers, and write docs/ports
+	$(BIN)/python plugins/hf-stitch-versions/benchmarks/ports.py table $(ARGS)
+	$(BIN)/python plugins/hf-stitch-versions/benchmarks/ports.py pages
 
 bench: $(READY) ## run the benchmarks
 	$(BIN)/python -m benchmarks

@@ -13,11 +13,21 @@ from .changes.result import (
 from .changes.weights import WeightChange as WeightChange
 from .changes.workflow import diff as diff
 from .metrics import RelativeChange as RelativeChange, UpdateRank as UpdateRank, WeightCosine as WeightCosine
-from .sameness.result import Finding as Finding, Module as Module, Sameness as Sameness
-from .sameness.workflow import same as same
+from .ports.port import PortError as PortError
+from .sameness.result import (
+    Cause as Cause,
+    Finding as Finding,
+    Module as Module,
+    Sameness as Sameness,
+)
+from .sameness.workflow import (
+    DifferentError as DifferentError,
+    assert_same as assert_same,
+    same as same,
+)
 
 __all__ = [
-    "BlockLineage", "Change", "DiffCallback", "Difference", "Effect", "Estimate", "Family", "Finding", "Lineage",
-    "Module", "Move", "Outputs", "Pair", "RelativeChange", "Sameness", "UpdateRank", "WeightChange", "WeightCosine",
-    "diff", "diff_all", "same"
+    "BlockLineage", "Cause", "Change", "DiffCallback", "Difference", "DifferentError", "Effect", "Estimate", "Family",
+    "Finding", "Lineage", "Module", "Move", "Outputs", "Pair", "PortError", "RelativeChange", "Sameness", "UpdateRank",
+    "WeightChange", "WeightCosine", "assert_same", "diff", "diff_all", "same"
 ]  # fmt: skip

@@ -18,18 +18,39 @@ FILES = (".onnx", ".npz", ".safetensors")
 """Suffixes of files that are accepted as the second network."""
 
 
+Python = Annotated[
+    list[str] | None,
+    typer.Option(help="Interpreter of the environment of a runtime, such as keras=envs/keras/bin/python. Repeatable."),
+]
+Trust = Annotated[bool, typer.Option("--trust", help="Run code inside the file of another runtime.")]
+
+
 @command("hf_stitch_versions.sameness.workflow:same", without=["plan"])
-def same(job: Job, batch_size: BatchSize = 8) -> None:
+def same(job: Job, batch_size: BatchSize = 8, python: Python = None, trust: Trust = False) -> None:
     """Compare two networks; the exit status is 0 if they are the same, 1 if they differ, and 2 after an error."""
+    from hf_stitch_versions.ports.prefixes import SUFFIXES, prefixed
+
     name = job.given["b"]
-    is_file = Path(name).suffix in FILES and not is_function(name) and not Path(name).is_dir()
+    is_file = Path(name).suffix in {*FILES, *SUFFIXES} and not is_function(name) and not Path(name).is_dir()
+    pythons = dict(map(_interpreter, python or []))
     try:
-        sameness = job.run(batch_size=batch_size, **({"b": Path(name)} if is_file else {}))
+        second = name if prefixed(name) else Path(name) if is_file else None
+        given = {} if second is None else {"b": second}
+        sameness = job.run(batch_size=batch_size, python=pythons, trust=trust, **given)
     except Exception as error:  # of any kind: 1 is an answer
         raise typer.BadParameter(str(error) or type(error).__name__) from error
     job.finish(sameness, "same.json", {"same.png": {}})
     if not sameness.is_same:
         raise typer.Exit(1)
+
+
+def _interpreter(text: str) -> tuple[str, str]:
+    """Parse the interpreter of a runtime."""
+    runtime, _, path = text.partition("=")
+    if not path:
+        raise typer.BadParameter(f"expected RUNTIME=INTERPRETER, such as keras=envs/keras/bin/python, got {text!r}",
+                                 param_hint="--python")  # fmt: skip
+    return runtime, path
 
 
 Bound = Annotated[

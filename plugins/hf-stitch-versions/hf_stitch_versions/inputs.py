@@ -61,7 +61,9 @@ def unpadded(feed: Feed) -> Iterator[Feed]:
     for row, id_ in enumerate(feed.ids):
         arguments = dict[str, Any]()
         for name, value in feed.arguments.items():
-            arguments[name] = value[row : row + 1] if isinstance(value, Tensor) and len(value) == len(feed.ids) else value
+            arguments[name] = (
+                value[row : row + 1] if isinstance(value, Tensor) and len(value) == len(feed.ids) else value
+            )
             if feed.mask is not None and isinstance(value, Tensor) and value.shape[:2] == feed.mask.shape:
                 arguments[name] = arguments[name][:, feed.mask[row].to(value.device)]
         yield Feed((id_,), arguments)

@@ -73,11 +73,16 @@ class Source(Protocol):
     dtype: torch.dtype  # dtype of its computations
     modules: Mapping[str, nn.Module]  # modules of a network in memory; else empty
     inferred: ClassVar[bool]  # whether the outputs of modules are inferred and may be wrong
-    facts: Facts  # what is known about a network in another runtime
+    facts: Facts = Facts()  # what is known about a network in another runtime
 
     @property
     def quantized(self) -> str:
         """Share of the weights that are integers, in words; empty without integers."""
+        return ""
+
+    def weights(self, name: str) -> Mapping[str, Tensor]:
+        """Return the weights inside a module that is not in memory; empty if they are unknown."""
+        return {}
 
     def watch(
         self, feed: Feed, see: Callable[[Event], None], with_inputs: Collection[Key] = (),
@@ -87,7 +92,7 @@ class Source(Protocol):
 
 
 @dataclass
-class Network:
+class Network(Source):
     """Network in memory that can run."""
 
     adapter: Adapter
@@ -96,7 +101,6 @@ class Network:
     own: bool = False  # whether events keep the computed outputs where ``put`` replaces them
     modules: Mapping[str, nn.Module] = field(init=False)
     inferred: ClassVar[bool] = False
-    facts: Facts = Facts()
 
     def __post_init__(self) -> None:
         self.modules = dict(self.adapter.model.named_modules())
@@ -139,14 +143,13 @@ class Network:
 
 
 @dataclass
-class Compiled:
+class Compiled(Source):
     """Network compiled by ``torch.compile``: only its output, because hooks on its modules would undo compilation."""
 
     network: Network
     code: nn.Module
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
     inferred: ClassVar[bool] = False
-    facts: Facts = Facts()
     quantized: str = ""
 
     def __post_init__(self) -> None:
@@ -165,13 +168,12 @@ class Compiled:
 
 
 @dataclass
-class Recorded:
+class Recorded(Source):
     """Activations of layers, recorded by another process."""
 
     activations: Activations
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
     inferred: ClassVar[bool] = False
-    facts: Facts = Facts()
     quantized: str = ""
 
     def __post_init__(self) -> None:

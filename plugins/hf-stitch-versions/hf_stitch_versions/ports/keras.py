@@ -1,5 +1,4 @@
-"""Network as keras-hub runs it, on its JAX, TensorFlow or torch backend: a folder of transformers or keras-hub, or a
-``.keras`` file."""
+"""Network as keras-hub runs it on any backend: a folder of transformers or keras-hub, or a ``.keras`` file."""
 
 from __future__ import annotations
 
@@ -13,7 +12,8 @@ import numpy as np
 from worker import Call, Seen, Taps
 
 NAMES = {
-    "rope_max_wavelength": ["rope_theta"], "layer_norm_epsilon": ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"],
+    "rope_max_wavelength": ["rope_theta"],
+    "layer_norm_epsilon": ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"],
     "final_logit_soft_cap": ["final_logit_softcapping"], "attention_logit_soft_cap": ["attn_logit_softcapping"],
     "sliding_window": ["sliding_window"],
 }  # fmt: skip
@@ -62,6 +62,10 @@ class Runtime:
             "unseen": ["samples ran one by one, because keras-hub builds other masks at padding",
                        "functions between the layers of Keras are not compared"],
         }  # fmt: skip
+
+    def weights(self, name: str) -> dict[str, Any]:
+        """Return nothing: weights are not stored under the names of transformers."""
+        return {}
 
     def run(
         self, inputs: Mapping[str, Any], put: Mapping[Call, Mapping[str, Any]], with_inputs: Sequence[Call]

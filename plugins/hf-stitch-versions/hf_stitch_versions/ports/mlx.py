@@ -49,6 +49,24 @@ class Runtime:
             "unseen": ["samples ran one by one, because mlx-lm takes no attention mask"],
         }  # fmt: skip
 
+    def weights(self, name: str) -> dict[str, Any]:
+        """Return the weights inside a module; those of quantized layers as they take effect."""
+        found = {}
+        for path, module in self.network.named_modules():
+            inner = path.removeprefix(name).removeprefix(".") if name else path
+            if path != name and not path.startswith(f"{name}.") and name:
+                continue
+            own = {key: value for key, value in module.items() if isinstance(value, mx.array)}
+            if "scales" in own:
+                options = {
+                    "group_size": module.group_size,
+                    "bits": module.bits,
+                    "mode": getattr(module, "mode", "affine"),
+                }
+                own["weight"] = mx.dequantize(own["weight"], own.pop("scales"), own.pop("biases", None), **options)
+            found.update({f"{inner}.{key}".strip("."): to_numpy(value) for key, value in own.items()})
+        return found
+
     def run(
         self, inputs: Mapping[str, Any], put: Mapping[Call, Mapping[str, Any]], with_inputs: Sequence[Call]
     ) -> list[Seen]:

@@ -1,4 +1,4 @@
-"""Network converted to OpenVINO, computed by its CPU plugin in float32. Modules are inferred from names of operations."""
+"""Network converted to OpenVINO, computed on the CPU in float32. Modules are inferred from names of operations."""
 
 from __future__ import annotations
 
@@ -66,6 +66,10 @@ class Runtime:
             if leaving:
                 found[module] = leaving
         yield from sorted(found.items(), key=lambda each: (places[each[1][-1]], -each[0].count(".")))
+
+    def weights(self, name: str) -> dict[str, Any]:
+        """Return nothing: weights are not stored under the names of transformers."""
+        return {}
 
     def run(
         self, inputs: Mapping[str, Any], put: Mapping[Call, Mapping[str, Any]], with_inputs: Sequence[Call]

@@ -10,6 +10,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch_versions.recording import Event, Key, Values, values_of
-from hf_stitch_versions.sources import Facts, Feed
+from hf_stitch_versions.sources import Facts, Feed, Source
 
 FOLDER = Path(__file__).parent
 
@@ -35,7 +36,7 @@ class PortError(RuntimeError):
     """The process of another runtime died, or exceeded its time limit."""
 
 
-class Port:
+class Port(Source):
     """Network in another runtime.
 
     Args:
@@ -52,6 +53,7 @@ class Port:
     """
 
     inferred: ClassVar[bool] = True  # without masks, and modules may be inferred from names
+    quantized: str = ""
 
     def __init__(
         self, runtime: str, path: Path, *, python: str | None = None, trust: bool = False, seconds: float = SECONDS
@@ -73,7 +75,7 @@ class Port:
         about = self._answer("loading")["about"]
         self._inputs = about["inputs"]
         self.facts = Facts(about["runtime"], about["config"], tuple(about["unseen"]), about["padded"])
-        self.quantized: str = about.get("quantized", "")
+        self.quantized = about.get("quantized", "")
         found = [DTYPES[name] for name in about["dtype"] if name in DTYPES]
         self.dtype = max(found, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
@@ -88,6 +90,14 @@ class Port:
         for key, kind, parent, outputs, inputs in self._run(self._given(feed), put or {}, with_inputs):
             see(Event(key, kind, values_of(outputs), parent, values_of(inputs)))
 
+    def weights(self, name: str) -> dict[str, Tensor]:
+        """Return the weights inside a module, by their names in it; empty if the runtime does not show them."""
+        answer = self._ask({"weights": name})
+        with np.load(answer["arrays"], allow_pickle=False) as kept:
+            weights = {each: torch.from_numpy(kept[each]) for each in answer["names"]}
+        Path(answer["arrays"]).unlink()
+        return weights
+
     def _given(self, feed: Feed) -> dict[str, Tensor]:
         """Return the inputs of the network, by name."""
         tensors = {name: value.cpu() for name, value in feed.arguments.items() if isinstance(value, Tensor)}
@@ -98,7 +108,9 @@ class Port:
             )
         return {name: tensors[name] for name in names}
 
-    def _run(self, inputs: Mapping[str, Tensor], put: Mapping[Key, Values], with_inputs: Collection[Key]) -> list[_Call]:
+    def _run(
+        self, inputs: Mapping[str, Tensor], put: Mapping[Key, Values], with_inputs: Collection[Key]
+    ) -> list[_Call]:
         """Run a batch in the process."""
         arrays = {f"inputs/{name}": _array(value) for name, value in inputs.items()}
         wanted = []
@@ -109,14 +121,9 @@ class Port:
         file = Path(self._folder.name, "request.npz")
         np.savez(file, **arrays)
         request = {"inputs": list(inputs), "put": wanted, "with_inputs": list(with_inputs), "arrays": str(file)}
-        try:
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        except OSError:
-            pass  # the missing answer is the error
-        answer = self._answer("running")
+        answer = self._ask(request)
         with np.load(answer["arrays"], allow_pickle=False) as kept:
+
             def tensors(places: Mapping[str, str]) -> dict[str, Tensor]:
                 return {place: torch.from_numpy(kept[key]) for place, key in places.items()}
 
@@ -126,6 +133,14 @@ class Port:
             ]
         Path(answer["arrays"]).unlink()
         return calls
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request, and wait for the answer."""
+        assert self._process.stdin is not None
+        with suppress(OSError):  # of a process that has ended: the missing answer is the error
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        return self._answer("running")
 
     def _answer(self, doing: str) -> dict[str, Any]:
         """Wait for an answer of the process."""

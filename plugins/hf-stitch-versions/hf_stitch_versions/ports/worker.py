@@ -2,13 +2,14 @@
 
 This file runs in a child process, in the environment of the runtime: it imports NumPy and the runtime only. Requests
 and answers are lines of JSON on stdin and stdout, and arrays are in ``.npz`` files in FOLDER. The first answer contains
-what is known about the network. Each request is then a batch of samples, and its answer contains the file of all events.
+what is known about the network. Each request is then a batch of samples; its answer names the file of all events.
 
 A file ``RUNTIME.py`` defines ``Runtime(path, trust)`` with
 
 - ``about``: a dict of ``runtime`` (name and version), ``dtype``, ``config`` (the values that the network was built
   with), ``unseen`` (what the runtime does not show, in sentences), ``padded`` (whether it takes masks) and ``inputs``
   (names; empty if it takes token ids only);
+- ``weights(name)``: the weights inside a module as NumPy arrays, by their names in it; empty if they are not readable;
 - ``run(inputs, put, with_inputs)``, which returns the events of a batch in order of completion, at last the whole
   network under the name ``""``. ``inputs`` and the values of ``put`` (call -> place -> array) are NumPy arrays.
 """
@@ -142,7 +143,13 @@ def main(runtime: str, path: str, folder: str, trust: str) -> None:
         return
     for number, line in enumerate(sys.stdin):
         request = json.loads(line)
+        file = str(Path(folder, f"{number}.npz"))
         try:
+            if "weights" in request:
+                weights = network.weights(request["weights"])
+                np.savez(file, **weights)
+                answer({"names": list(weights), "arrays": file})
+                continue
             with np.load(request["arrays"], allow_pickle=False) as arrays:
                 inputs = {name: arrays[f"inputs/{name}"] for name in request["inputs"]}
                 put = {
@@ -157,7 +164,6 @@ def main(runtime: str, path: str, folder: str, trust: str) -> None:
                     sides.append({place: f"{len(kept) + i}" for i, place in enumerate(values)})
                     kept |= dict(zip(sides[-1].values(), values.values(), strict=True))
                 events.append([*seen.call, seen.kind, seen.parent, *sides])
-            file = str(Path(folder, f"{number}.npz"))
             np.savez(file, **kept)
             answer({"events": events, "arrays": file})
         except BaseException as error:

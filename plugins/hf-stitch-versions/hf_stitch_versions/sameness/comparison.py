@@ -14,11 +14,13 @@ from hf_stitch import Adapter, Samples
 from hf_stitch.adapters.cutting.forwards import is_compiled
 from hf_stitch.running import Run
 from hf_stitch_versions.inputs import Vocabulary, differences, feeds, for_second, longer_feeds, unpadded
+from hf_stitch_versions.ports.port import PortError
 from hf_stitch_versions.recording import Event, Key, dtype_of
 from hf_stitch_versions.sameness import evidence
-from hf_stitch_versions.sameness.causes import Replay, Score, proposals, search
+from hf_stitch_versions.sameness.causes import Replay, Score, search
 from hf_stitch_versions.sameness.distances import Deviation, Deviations, join
 from hf_stitch_versions.sameness.pairing import Trace, pair, trace
+from hf_stitch_versions.sameness.proposals import proposals
 from hf_stitch_versions.sameness.result import FINDINGS, Cause, Finding, Module, Sameness
 from hf_stitch_versions.sources import EXACT, Compiled, Feed, Network, Recorded, Source
 
@@ -138,21 +140,27 @@ class Comparison:
         inside = [key for key in differing if self.hidden(key, differing)] if self.sure else []
         quantized = self.quantized() if differing else ""
         limit = 0 if quantized and self.source.inferred else FINDINGS
-        while (first := self.next(deviations, repaired)) is not None and len(findings) < limit:
-            if self.source.inferred and first != self.end and self.wrong(first, deviations, repaired):
-                self.unpair([first])
-                continue
-            key = self.cause(first, repaired)
-            same_cause = self.alike(key, repaired)
-            repaired += [key, *same_cause]
-            before, deviations = deviations, self.repaired(repaired)
-            self.add(findings, self.finding(key, first, before, deviations), [key, *same_cause])
+        causes, explained, first = list[Cause](), False, self.end
+        unseen = list(self.source.facts.unseen)
+        try:
+            while (first := self.next(deviations, repaired)) is not None and len(findings) < limit:
+                if self.source.inferred and first != self.end and self.wrong(first, deviations, repaired):
+                    self.unpair([first])
+                    continue
+                key = self.cause(first, repaired)
+                same_cause = self.alike(key, repaired)
+                repaired += [key, *same_cause]
+                before, deviations = deviations, self.repaired(repaired)
+                self.add(findings, self.finding(key, first, before, deviations), [key, *same_cause])
+            if differing and not quantized:
+                causes, explained = self.causes()
+        except PortError as error:  # the differences found so far are known
+            unseen.append(f"the search ended early: {error}")
         rows = [
             Module(key[0], self.calls[key][0], key[1], self.kinds[key], unrepaired[key].output, self.null[key].output,
                    deviations[key].output)
             for key in self.order if key in unrepaired and key in self.calls
         ]  # fmt: skip
-        causes, explained = self.causes(unrepaired) if differing and not quantized else ([], False)
         if first is None and self.b is not None and (self.code is not None or is_compiled(self.b.model)):
             rows.append(self.compiled(self.b))
             findings += self.compiled_finding(rows[-1])
@@ -163,7 +171,7 @@ class Comparison:
             tuple(next(filter(None, self.run.processes.gather(self.inputs)), [])),
             tuple(self.settings()), tuple(findings), first is None and self.whole, tuple(rows), self.missing,
             self.extra, tuple(dict.fromkeys(key[0] for key in inside)), self.by_names, self.bound, quantized,
-            tuple(causes), explained, self.source.facts.runtime, self.source.facts.unseen,
+            tuple(causes), explained, self.source.facts.runtime, tuple(unseen),
         )  # fmt: skip
 
     # -- passes --------------------------------------------------------------------------------------------------------
@@ -373,6 +381,9 @@ class Comparison:
     def facts(self, key: Key) -> tuple[list[str], list[str]]:
         """Return the weights and settings of a module that differ; nothing unless both modules are in memory."""
         module_a, module_b = self.reference.modules.get(key[0]), self.source.modules.get(self.calls[key][0])
+        if module_a is not None and module_b is None:
+            theirs = self.source.weights(self.calls[key][0])
+            return evidence.unequal(dict(module_a.state_dict()), theirs, max(self.rounding, evidence.SAME)), []
         if module_a is None or module_b is None:
             return [], []
         return evidence.weights(module_a, module_b, self.rounding), evidence.attributes(module_a, module_b)
@@ -426,7 +437,7 @@ class Comparison:
             return ""
         return f"The second network is quantized: {second}" if second else f"The first network is quantized: {first}"
 
-    def causes(self, deviations: Deviations) -> tuple[list[Cause], bool]:
+    def causes(self) -> tuple[list[Cause], bool]:
         """Return changes of the first network with which it equals the second, and whether it does with all of them.
 
         For a second network in memory, only the values of its config are tried.
@@ -441,6 +452,11 @@ class Comparison:
             return [], False
         replay = Replay(self.source, set(self.calls.values()))
         batches = list(self.feeds())
+        if any(feed.mask is not None and not bool(feed.mask.all()) for feed in batches):
+            alone = [single for feed in batches for single in unpadded(feed)]
+            (found,) = self.measure(self.reference, [Look(replay, self.calls)], batches=alone)
+            if not self.differing(found, ()):
+                return [Cause("padding", "without padding")], True
         few = [batches[0], *batches[-1:]]
 
         def score(network: Adapter, everywhere: bool) -> Score:
@@ -453,7 +469,7 @@ class Comparison:
             return Score(self.order.index(first), -found[first].output / self.null[first].output)
 
         found, explained = search(self.a, changes, score)
-        return [Cause(change.kind, change.text) for change in found], explained
+        return [Cause(change.kind, f"with {change.text}") for change in found], explained
 
     # -- reports -------------------------------------------------------------------------------------------------------
     def settings(self) -> list[str]:
@@ -469,8 +485,9 @@ class Comparison:
         """Return the difference of a module, and whether its output from the first network restores the outputs."""
         name, name_b, end = key[0], self.calls[key][0], self.end
         in_memory = name in self.reference.modules and name_b in self.source.modules
+        known = in_memory or bool(self.source.weights(name_b))
         weights, settings = self.facts(key)
-        compared = [*["weights"] * in_memory, *["input"] * bool(self.received.inputs)]
+        compared = [*["weights"] * known, *["input"] * bool(self.received.inputs)]
         unequal, positions = self.handed.masks
         restored: bool | None = False
         if key != end and end in after:

@@ -122,6 +122,12 @@ def weights(one: nn.Module, two: nn.Module, rounding: float = 0.0) -> list[str]:
         return _unnamed(weights_a, weights_b, max(rounding, SAME))
     differences = [f"{name} is missing" for name in weights_a if name not in weights_b]
     differences += [f"{name} is new" for name in weights_b if name not in weights_a]
+    return differences + unequal(weights_a, weights_b, rounding)
+
+
+def unequal(weights_a: Mapping[str, Tensor], weights_b: Mapping[str, Tensor], rounding: float = 0.0) -> list[str]:
+    """Return the weights of equal names that differ by more than rounding, relative to the norm of the first."""
+    differences = []
     for name in weights_a:
         if name not in weights_b:
             continue

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hf_stitch_versions.recording import Event, Key, Values, is_value, values_of
 from hf_stitch_versions.sameness.distances import partners
 from hf_stitch_versions.sameness.graphs import calls_of, integers_of, read
-from hf_stitch_versions.sources import Facts, Feed, told_as
+from hf_stitch_versions.sources import Feed, Source, told_as
 
 DTYPES = {1: torch.float32, 10: torch.float16, 11: torch.float64}
 """ONNX number of a dtype -> dtype, for all dtypes that ONNX Runtime computes in on the CPU."""
@@ -29,7 +29,7 @@ DYNAMIC = (
 )
 
 
-class Onnx:
+class Onnx(Source):
     """ONNX file with modules inferred from the names or the metadata of its nodes.
 
     The outputs of a module are the values that leave its nodes. In files without these names, every value counts as a
@@ -46,7 +46,7 @@ class Onnx:
     """
 
     inferred: ClassVar[bool] = True
-    facts = Facts()
+    quantized: str = ""
 
     def __init__(self, path: Path) -> None:
         try:

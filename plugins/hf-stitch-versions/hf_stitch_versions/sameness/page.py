@@ -64,6 +64,10 @@ def section(result: Sameness) -> Section:
         f"Modules are paired by {paired}. The null is the effect of computing the first network in {result.null} "
         f"instead of {result.reference}; a module differs if it exceeds {result.tolerance:g} times its null.",
     ]
+    if result.unseen:
+        notes.append(f"{result.runtime}: {'; '.join(result.unseen)}.")
+    if result.causes:
+        tables["Causes"] = Table(("kind", "change of the first network"), [(c.kind, c.text) for c in result.causes])
     lists = {"Different inside equal modules": result.inside}
     lists |= {"Only in the first network": result.missing, "Only in the second network": result.extra}
     for label, left in lists.items():

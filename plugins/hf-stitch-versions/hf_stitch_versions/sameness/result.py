@@ -139,14 +139,14 @@ class Cause:
 
     Attributes:
         kind: Kind of the fault of the second network, such as ``"RoPE base"``.
-        text: What the second network has, such as ``"rope_theta 10000 instead of 500000"``.
+        text: The change, such as ``"with rope_theta 10000 instead of 500000"``.
     """
 
     kind: str
     text: str
 
     def __str__(self) -> str:
-        """Return the kind and what the second network has."""
+        """Return the kind and the change."""
         return f"{self.kind}: {self.text}"
 
 
@@ -178,7 +178,7 @@ class Sameness(Result):
         quantized: Which network is quantized, and the share of quantized weights; empty if both are quantized alike or
             neither is. In the file of a quantized network all modules differ, so findings are not searched.
         causes: Changes of the first network that move the first difference to a later module, one after the other.
-        explained: Whether the networks are the same with all these changes.
+        explained: Whether the networks are the same with all these changes; else they are closer.
         runtime: Name and version of the runtime of the second network; empty for torch.
         unseen: What this runtime does not show, in sentences.
 
@@ -248,10 +248,10 @@ class Sameness(Result):
                 [f"{more} more difference{'s' * (more > 1)} after it{REPAIRED * self.complete}."] if more else []
             )
         if self.causes:
-            changes = " and ".join(cause.text for cause in self.causes)
+            texts = " and ".join(cause.text for cause in self.causes)
             kinds = ", ".join(dict.fromkeys(cause.kind for cause in self.causes))
-            agree = "the networks are the same" if self.explained else "the first modules agree"
-            sentences.append(f"Cause ({kinds}): with {changes} in the first network, {agree}.")
+            kind, closer = ("Cause", "is the same as") if self.explained else ("Likely cause", "is closer to")
+            sentences.append(f"{kind} ({kinds}): {texts}, the first network {closer} the second.")
         if not self.findings and self.complete:
             sentences.append("On the same inputs, the networks are the same.")
         if not self.complete:
@@ -286,6 +286,7 @@ class Sameness(Result):
 
         notes = [f"settings: {'; '.join(self.settings)}"] * bool(self.settings)
         notes += [str(finding) for finding in self.findings[1:]]
+        notes += [f"{self.runtime}: {'; '.join(self.unseen)}"] * bool(self.unseen)
         listed = {"differ inside equal modules": self.inside}
         listed |= {"only in the first": self.missing, "only in the second": self.extra}
         for label, names in listed.items():

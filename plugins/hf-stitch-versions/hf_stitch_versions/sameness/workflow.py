@@ -60,7 +60,8 @@ def same(
 
     Raises:
         ValueError: If the networks have different widths (then use :func:`hf_stitch.compare`), the second network does
-            not run on the inputs of the first, a runtime is unknown or refuses the network, or recorded activations do not match the samples or the layers.
+            not run on the inputs of the first, recorded activations do not match the samples or the layers, or a
+            runtime is unknown or refuses the network.
         ImportError: If the runtime of the second network is not installed.
         PortError: If the process of another runtime dies before the networks are paired.
 
@@ -89,6 +90,49 @@ def same(
         samples = None if data is None else Samples.of(data)
         code = b if isinstance(b, nn.Module) and hasattr(b, "_orig_mod") else None
         return Comparison(first, second, samples, tolerance, run, code).answer()
+
+
+class DifferentError(AssertionError):
+    """Two networks are not the same.
+
+    Attributes:
+        report: The result of :func:`same`.
+    """
+
+    def __init__(self, report: Sameness) -> None:
+        super().__init__(report.verdict)
+        self.report = report
+
+
+def assert_same(
+    a: str | nn.Module | Adapter, b: str | Path | nn.Module | Adapter | Activations, data: Data | None = None,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Raise an error if two networks are not the same, for a test suite.
+
+    Args:
+        a: The first network, as in :func:`same`.
+        b: The second network, as in :func:`same`.
+        data: Raw samples; default: random inputs.
+        **options: Options of :func:`same`.
+
+    Raises:
+        DifferentError: If they differ. Its message is the verdict, and its attribute ``report`` the result.
+
+    Example:
+        >>> import torch, hf_stitch
+        >>> net, port = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+        >>> a, b = (hf_stitch.load(model, example_inputs=torch.randn(2, 4)) for model in (net, port))
+        >>> assert_same(a, a)
+        >>> try:
+        ...     assert_same(a, b)
+        ... except DifferentError as error:
+        ...     print(error.report.is_same)
+        False
+    """
+    report = same(a, b, data, **{"progress": False, **options})
+    if not report.is_same:
+        raise DifferentError(report)
 
 
 def _source(b: Any, first: Adapter, run: Run) -> Adapter | Source:

@@ -1,0 +1,198 @@
+"""Networks in other runtimes as the second network: equal ones, faults with their causes, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf_stitch_versions import DifferentError, PortError, assert_same, same
+from hf_stitch_versions.ports.port import FOLDER, Port
+from hf_stitch_versions.ports.prefixes import prefixed
+
+import hf_stitch
+from hf_stitch import Adapter
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+import ports
+
+BASE = {"rope_theta": 500000.0, "rope_type": "default"}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Adapter, str]]:
+    """``saved(runtime, family, **config)``: a tiny network, and the name of its port."""
+
+    def make(runtime: str, family: str, **config: Any) -> tuple[Adapter, str]:
+        pytest.importorskip({"mlx": "mlx_lm"}.get(runtime, runtime))
+        model = ports.built(family, config)
+        return ports.adapter_of(model), ports.converted(runtime, model, tmp_path_factory.mktemp(family))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("runtime", "family"),
+    [("mlx", "qwen3"), ("mlx", "gemma2"), ("openvino", "llama"), ("gguf", "llama"), ("ctranslate2", "llama")],
+)
+def test_an_honest_port_is_the_same(saved: Any, runtime: str, family: str) -> None:
+    sameness = same(*saved(runtime, family), progress=False)
+    assert sameness.is_same, sameness.verdict
+    assert sameness.runtime or runtime == "gguf"
+    assert len(sameness.modules) > 10 or runtime == "ctranslate2"
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "module", "kind", "text"),
+    [
+        ("llama", {"rope_parameters": BASE}, "model.layers.0.self_attn", "RoPE base",
+         "rope_theta 10000 instead of 500000"),
+        ("gemma", {}, "model.layers.0.mlp", "activation", "hidden_act gelu instead of gelu_pytorch_tanh"),
+        ("mistral", {"sliding_window": 8, "rope_parameters": {**BASE, "rope_theta": 10000.0}},
+         "model.layers.0.self_attn", "window", "no sliding window instead of 8"),
+    ],
+)  # fmt: skip
+def test_the_cause_of_a_silent_fault(
+    saved: Any, family: str, config: dict[str, Any], module: str, kind: str, text: str
+) -> None:
+    sameness = same(*saved("mlx", family, **config), progress=False)
+    assert sameness.findings[0].module == module
+    assert [(cause.kind, cause.text) for cause in sameness.causes] == [(kind, f"with {text}")]
+    assert sameness.explained
+    assert kind in sameness.verdict
+
+
+def test_several_causes_come_out_one_after_the_other(saved: Any, tmp_path: Path) -> None:
+    first, name = saved("mlx", "qwen3")
+    config = json.loads((Path(name.partition(":")[2]) / "config.json").read_text("utf-8"))
+    config |= {"rms_norm_eps": 1e-3, "rope_theta": 500000.0, "rope_parameters": {**BASE}}
+    (Path(name.partition(":")[2]) / "config.json").write_text(json.dumps(config), "utf-8")
+    sameness = same(first, name, progress=False)
+    assert sorted(cause.kind for cause in sameness.causes) == ["RoPE base", "norm epsilon"]
+    assert sameness.explained
+
+
+def test_weights_that_differ_are_named(saved: Any) -> None:
+    from safetensors.torch import load_file, save_file
+
+    first, name = saved("mlx", "qwen2")
+    file = Path(name.partition(":")[2]) / "model.safetensors"
+    state = load_file(file)
+    state["model.layers.1.mlp.up_proj.weight"] *= 1.5
+    save_file(state, file, metadata={"format": "pt"})
+    finding = same(first, name, progress=False).findings[0]
+    assert finding.module == "model.layers.1.mlp.up_proj"
+    assert finding.weights
+    assert "weight" in finding.weights[0]
+
+
+def test_assert_same(saved: Any) -> None:
+    first, name = saved("ctranslate2", "llama")
+    assert_same(first, name)
+    other = hf_stitch.load(ports.built("llama", {}, seed=1), example_inputs=dict(first.example))
+    with pytest.raises(DifferentError, match="First difference") as error:
+        assert_same(other, name)
+    assert not error.value.report.is_same
+
+
+# -- names and trust -------------------------------------------------------------------------------------------
+def test_names() -> None:
+    assert prefixed("mlx:./port") == ("mlx", "./port")
+    assert prefixed(Path("model.xml")) == ("openvino", "model.xml")
+    assert prefixed("org/model") is prefixed("mine.py:small") is prefixed(torch.nn.Linear(1, 1)) is None
+    with pytest.raises(ValueError, match=r"mlx, .* got 'tensorrt'.*\.npz"):
+        prefixed("tensorrt:engine")
+
+
+def test_code_in_a_folder_runs_with_trust_only(saved: Any) -> None:
+    first, name = saved("mlx", "llama")
+    folder = Path(name.partition(":")[2])
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, "model_file": "code.py"}), "utf-8")
+    marker = folder / "marker"
+    (folder / "code.py").write_text(
+        f"open({str(marker)!r}, 'w').close()\nfrom mlx_lm.models.llama import Model, ModelArgs\n", "utf-8"
+    )
+    with pytest.raises(ValueError, match=r"code\.py"):
+        same(first, name, progress=False)
+    assert not marker.exists()
+    assert same(first, name, trust=True, progress=False).is_same
+    assert marker.exists()
+
+
+# -- what goes wrong -------------------------------------------------------------------------------------------
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Port]:
+    """``runtime(code)``: a port in a runtime whose ``run`` executes the code."""
+
+    def make(code: str, load: str = "pass", **options: Any) -> Port:
+        monkeypatch.setattr("hf_stitch_versions.ports.port.FOLDER", tmp_path)
+        (tmp_path / "worker.py").write_text((FOLDER / "worker.py").read_text("utf-8"), "utf-8")
+        (tmp_path / "mlx.py").write_text(
+            "import os, time\nimport numpy as np\nfrom worker import Seen\n"
+            "class Runtime:\n    def __init__(self, path, trust):\n"
+            f"        {load}\n"
+            "        self.about = dict(runtime='one', dtype=['float32'], config={}, unseen=[])\n"
+            "        self.about |= dict(padded=False, inputs=[])\n"
+            f"    def run(self, inputs, put, with_inputs):\n        {code}\n",
+            "utf-8",
+        )
+        return Port("mlx", tmp_path, **options)
+
+    return make
+
+
+def feed() -> Any:
+    from hf_stitch_versions.sources import Feed
+
+    return Feed((0,), {"input_ids": torch.tensor([[3, 4]])})
+
+
+def test_a_process_that_ends_and_one_that_hangs(runtime: Any) -> None:
+    with pytest.raises(PortError, match="status 3 while running"):
+        runtime("os._exit(3)").watch(feed(), lambda event: None)
+    with pytest.raises(PortError, match=r"limit of 1 s while running"):
+        runtime("time.sleep(60)", seconds=1.0).watch(feed(), lambda event: None)
+    with pytest.raises(PortError, match="status 4 while loading"):
+        runtime("pass", load="os._exit(4)")
+
+
+def test_errors_of_a_runtime_name_it(runtime: Any) -> None:
+    with pytest.raises(ValueError, match="failed while running: KeyError"):
+        runtime("raise KeyError('wrong')").watch(feed(), lambda event: None)
+    with pytest.raises(ImportError, match=r"pip install mlx\[cpu\] mlx-lm.*--python mlx="):
+        runtime("pass", load="import no_such_package_at_all")
+
+
+def test_what_is_known_remains_when_the_process_ends(runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ports.built("llama", {})
+    first, second = ports.adapter_of(model), runtime(
+        "if put: os._exit(5)\n        n = inputs['input_ids'].shape[1]\n        return ["
+        "Seen(('model.embed_tokens', 0), 'E', None, {'': np.ones((1, n, 32), 'f4')}, {}), "
+        "Seen(('', 0), 'M', None, {'logits': np.ones((1, n, 96), 'f4')}, {})]\n"
+        "    def weights(self, name):\n        return {}"
+    )  # fmt: skip
+    monkeypatch.setattr("hf_stitch_versions.sameness.workflow.prefixed", lambda b: ("mlx", "."))
+    monkeypatch.setattr("hf_stitch_versions.sameness.workflow.opened", lambda *_: second)
+    sameness = same(first, "mlx:.", progress=False)
+    assert not sameness.is_same
+    assert not sameness.complete
+    assert any("ended early" in text and "status 5" in text for text in sameness.unseen)
+
+
+def test_a_port_of_another_network(saved: Any) -> None:
+    _, name = saved("mlx", "qwen3")
+    other = ports.adapter_of(ports.built("qwen3", {"hidden_size": 64}))
+    with pytest.raises(ValueError, match=r"different widths|could be paired"):
+        same(other, name, progress=False)
+
+
+def test_a_missing_folder(saved: Any, tmp_path: Path) -> None:
+    first, _ = saved("ctranslate2", "llama")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        same(first, f"mlx:{tmp_path}/nowhere", progress=False)
