@@ -47,7 +47,8 @@ DECODERS = [
     "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "olmo", "olmo2", "olmo3",
     "cohere", "cohere2", "smollm3", "starcoder2", "granite", "helium", "glm", "glm4", "stablelm", "gpt_neox", "gpt2",
     "gpt_bigcode", "nemotron", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "phimoe", "exaone4",
-    "ernie4_5", "seed_oss", "apertus", "gpt_oss", "hunyuan_v1_dense", "ministral3", "minimax", "mamba", "lfm2", "nanochat",
+    "ernie4_5", "seed_oss", "apertus", "gpt_oss", "hunyuan_v1_dense", "ministral3", "minimax", "mamba", "lfm2",
+    "nanochat",
 ]  # fmt: skip
 ENCODERS = ["bert", "roberta", "distilbert", "xlm-roberta", "electra", "albert"]
 FAMILIES = {
@@ -112,10 +113,16 @@ VARIANTS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any] | None]] = {
 }  # fmt: skip
 
 
+def base(family: str) -> dict[str, Any]:
+    """Return the config of a family; texts are shorter than its window, except in the variant of windows."""
+    window = AutoConfig.for_model(family).to_dict().get("sliding_window")
+    return {**BASE, **({"sliding_window": 100_000} if window else {})}
+
+
 def built(family: str, changes: Mapping[str, Any], seed: int = 0) -> Any:
     """Return a tiny random network; weights of norms and biases are random as well."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(family, **{**BASE, **changes})
+    config = AutoConfig.for_model(family, **{**base(family), **changes})
     kind = AutoModel if family in ENCODERS else AutoModelForCausalLM
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in kind.from_config(config).parameters())
@@ -266,18 +273,18 @@ def table(runtimes: list[str], python: Mapping[str, str], only: list[str]) -> No
     for runtime in runtimes:
         release = version(PACKAGES[runtime]) if runtime in PACKAGES else ""
         for family in only or FAMILIES[runtime]:
-            values = AutoConfig.for_model(family, **BASE).to_dict()
+            values = AutoConfig.for_model(family, **base(family)).to_dict()
             for variant, change in VARIANTS.items():
                 key = f"{runtime}/{family}/{variant}"
                 changes = change(values)
                 if changes is None or kept.get(key, {}).get("version") == release:
                     continue
                 with tempfile.TemporaryDirectory() as folder:
-                    kept[key] = {**of(runtime, family, changes, Path(folder), python), "version": release}
-                write(kept)
+                    row = {**of(runtime, family, changes, Path(folder), python), "version": release}
+                write({**read(), key: row})
                 print(
                     key,
-                    *(kept[key].get(part, "") for part in ("verdict", "reason", "ratio", "causes", "seconds")),
+                    *(row.get(part, "") for part in ("verdict", "reason", "ratio", "causes", "seconds")),
                     flush=True,
                 )
                 gc.collect()

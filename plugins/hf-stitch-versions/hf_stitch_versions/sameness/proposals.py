@@ -39,6 +39,9 @@ KINDS = {
 }  # fmt: skip
 """Pattern of a config key -> kind of fault."""
 
+OF_LENGTHS = {"window", "RoPE base", "RoPE scaling", "positions", "setting"}
+"""Kinds of faults that may show on long texts only."""
+
 ACTIVATION, EPSILON = r".*(hidden_act|hidden_activation|activation_function|activation)", r".*(eps|epsilon)"
 
 State = dict[str, Tensor]
@@ -186,8 +189,8 @@ def _weights(model: nn.Module, values: Mapping[str, Any]) -> Iterator[Change]:
         return value.unflatten(0, (-1, *shape)).transpose(1, 2).reshape(value.shape)
 
     found: list[tuple[str, str, str, Callable[[Tensor], Tensor]]] = []
-    for group, pattern in {"attention": r".*(attn|attention)\w*\..*", "all layers": r".*(?<!norm)\."}.items():
-        found.append(("dropped bias", f"no biases in {group}", rf"{pattern}\w*\.?bias", torch.zeros_like))
+    found.append(("dropped bias", "no biases in attention", r"(?!.*norm).*(attn|attention).*bias", torch.zeros_like))
+    found.append(("dropped bias", "no biases in all layers", r"(?!.*norm).*bias", torch.zeros_like))
     size = values.get("head_dim") or (values.get("hidden_size") or 0) // (values.get("num_attention_heads") or 1)
     if size and size % 2 == 0:
         queries = r".*\b(q_proj|k_proj|query|key)\.(weight|bias)"
