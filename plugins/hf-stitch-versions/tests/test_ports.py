@@ -21,6 +21,8 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import ports
 
+pytestmark = pytest.mark.filterwarnings("default::FutureWarning")  # of torch and transformers, while OpenVINO traces
+
 BASE = {"rope_theta": 500000.0, "rope_type": "default"}
 
 
@@ -80,7 +82,7 @@ def test_several_causes_come_out_one_after_the_other(saved: Any, tmp_path: Path)
 def test_weights_that_differ_are_named(saved: Any) -> None:
     from safetensors.torch import load_file, save_file
 
-    first, name = saved("mlx", "qwen2")
+    first, name = saved("mlx", "qwen3")
     file = Path(name.partition(":")[2]) / "model.safetensors"
     state = load_file(file)
     state["model.layers.1.mlp.up_proj.weight"] *= 1.5
@@ -188,8 +190,9 @@ def test_what_is_known_remains_when_the_process_ends(runtime: Any, monkeypatch: 
 def test_a_port_of_another_network(saved: Any) -> None:
     _, name = saved("mlx", "qwen3")
     other = ports.adapter_of(ports.built("qwen3", {"hidden_size": 64}))
-    with pytest.raises(ValueError, match=r"different widths|could be paired"):
-        same(other, name, progress=False)
+    sameness = same(other, name, progress=False)
+    assert not sameness.is_same
+    assert not sameness.explained
 
 
 def test_a_missing_folder(saved: Any, tmp_path: Path) -> None:
