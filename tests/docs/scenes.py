@@ -512,6 +512,21 @@ def _models() -> None:
     one.stitcher.save_pretrained("stitcher")
 
 
+def port() -> Namespace:
+    """A decoder, and its folder for MLX. While OpenVINO traces it, torch and transformers warn of their own names."""
+    warnings.simplefilter("ignore", FutureWarning)
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=60, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.save_pretrained("port")
+    return {
+        "model": model,
+        "original": hf_stitch.load(model, example_inputs={"input_ids": torch.ones(2, 4, dtype=int)}),
+    }
+
+
 ALONE = (
     "docs/adapters.md",
     *(f"docs/plugins/{page}.md" for page in ("adapter", "contracts", "data", "index")),
@@ -520,8 +535,8 @@ ALONE = (
 """Pages that define everything themselves."""
 
 NAMED = (
-    bench, compare, lora, own_networks, relative, report, programs, same, distil, save, train_a_stitched_model, train,
-    trust_a_metric, transfer, trust_a_stitch,
+    bench, compare, lora, own_networks, port, relative, report, programs, same, distil, save, train_a_stitched_model,
+    train, trust_a_metric, transfer, trust_a_stitch,
 )  # fmt: skip
 """Scenes that have the names of pages."""
 

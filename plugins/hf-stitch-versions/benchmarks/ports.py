@@ -413,7 +413,11 @@ def planted(kind: str, fault: str, change: str, family: str, model: Any, folder:
                 new = original[name.replace("gate_proj", "up_proj")]
             elif fault == "swapped_gate" and "up_proj" in name:
                 new = original[name.replace("up_proj", "gate_proj")]
-            elif fault == "transposed" and "layers.1.self_attn.o_proj" in name and value.shape[0] == value.shape[1]:
+            elif (
+                fault == "transposed"
+                and "layers.1.self_attn.o_proj.weight" in name
+                and value.shape[0] == value.shape[1]
+            ):
                 new = value.T
             found = found or new is not value
             state[name] = new.contiguous().clone()

@@ -13,6 +13,7 @@ import torch
 from hf_stitch_versions import DifferentError, PortError, assert_same, same
 from hf_stitch_versions.ports.port import FOLDER, Port
 from hf_stitch_versions.ports.prefixes import prefixed
+from typer.testing import CliRunner
 
 import hf_stitch
 from hf_stitch import Adapter
@@ -20,6 +21,8 @@ from hf_stitch import Adapter
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import ports
+
+from tests.tiny_networks import plain_tokenizer  # isort: skip
 
 pytestmark = pytest.mark.filterwarnings("default::FutureWarning")  # of torch and transformers, while OpenVINO traces
 
@@ -102,6 +105,18 @@ def test_assert_same(saved: Any) -> None:
     assert not error.value.report.is_same
 
 
+@pytest.mark.parametrize(("theta", "status"), [(10000.0, 0), (500000.0, 1)])
+def test_the_command(saved: Any, theta: float, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_stitch.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    _, name = saved("mlx", "llama", rope_parameters={**BASE, "rope_theta": theta})
+    plain_tokenizer().save_pretrained(name.partition(":")[2])
+    result = CliRunner().invoke(app, ["same", name.partition(":")[2], name], prog_name="hf-stitch")
+    assert result.exit_code == status, result.output
+    assert ("RoPE base" in result.output) == bool(status)
+
+
 # -- names and trust -------------------------------------------------------------------------------------------
 def test_names() -> None:
     assert prefixed("mlx:./port") == ("mlx", "./port")
@@ -135,7 +150,8 @@ def runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
     def make(code: str, load: str = "pass", **options: Any) -> Port:
         monkeypatch.setattr("hf_stitch_versions.ports.port.FOLDER", tmp_path)
         (tmp_path / "worker.py").write_text((FOLDER / "worker.py").read_text("utf-8"), "utf-8")
-        (tmp_path / "mlx.py").write_text(
+        (tmp_path / "runtimes").mkdir(exist_ok=True)
+        (tmp_path / "runtimes" / "mlx.py").write_text(
             "import os, time\nimport numpy as np\nfrom worker import Seen\n"
             "class Runtime:\n    def __init__(self, path, trust):\n"
             f"        {load}\n"

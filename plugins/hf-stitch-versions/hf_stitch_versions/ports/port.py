@@ -62,7 +62,7 @@ class Port(Source):
         self.modules: Mapping[str, nn.Module] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="hf-stitch-")
         self._errors = Path(self._folder.name, "errors.txt")
-        source = FOLDER / f"{runtime}.py"
+        source = FOLDER / "runtimes" / f"{runtime}.py"
         command = [python or sys.executable, FOLDER / "worker.py", source, path, self._folder.name, str(trust)]
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hf_stitch import Adapter, load
 from hf_stitch_versions.ports.port import PACKAGES, Port
@@ -50,5 +51,6 @@ def opened(
         raise FileNotFoundError(f"expected a file or folder for {runtime}, but {place} does not exist")
     if runtime != "gguf":
         return Port(runtime, place, python=python.get(runtime), trust=trust, seconds=seconds)
-    model = type(first.model).from_pretrained(place.parent, gguf_file=place.name, dtype="float32")
+    kind: Any = type(first.model)
+    model = kind.from_pretrained(place.parent, gguf_file=place.name, dtype="float32")
     return load(model, processor=first.processor, example_inputs=dict(first.example))

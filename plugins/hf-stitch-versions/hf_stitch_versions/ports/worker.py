@@ -157,7 +157,7 @@ def main(runtime: str, path: str, folder: str, trust: str) -> None:
                     for name, call, places in request["put"]
                 }
             with_inputs = [(name, call) for name, call in request["with_inputs"]]
-            events, kept = [], {}
+            events, kept = list[Any](), dict[str, Any]()
             for seen in network.run(inputs, put, with_inputs):
                 sides = []
                 for values in (seen.outputs, seen.inputs):

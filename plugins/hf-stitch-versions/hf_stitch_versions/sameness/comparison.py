@@ -140,7 +140,8 @@ class Comparison:
         inside = [key for key in differing if self.hidden(key, differing)] if self.sure else []
         quantized = self.quantized() if differing else ""
         limit = 0 if quantized and self.source.inferred else FINDINGS
-        causes, explained, first = list[Cause](), False, self.end
+        causes, explained = list[Cause](), False
+        first: Key | None = self.end
         unseen = list(self.source.facts.unseen)
         try:
             while (first := self.next(deviations, repaired)) is not None and len(findings) < limit:
@@ -153,9 +154,7 @@ class Comparison:
                 before, deviations = deviations, self.repaired(repaired)
                 self.add(findings, self.finding(key, first, before, deviations), [key, *same_cause])
             if findings and not quantized:
-                n = self.n
                 causes, explained = self.causes()
-                self.n = n
         except PortError as error:  # the differences found so far are known
             unseen.append(f"the search ended early: {error}")
         rows = [
@@ -251,7 +250,7 @@ class Comparison:
         sums: list[Deviations] = [{} for _ in looks]
         self.finite = False  # whether an output of the reference is finite
         calls = {key for look in looks for key in look.calls}
-        self.n = 0
+        n = 0
         for feed in self.feeds() if batches is None else batches:
             events = dict[Key, Event]()
 
@@ -267,9 +266,9 @@ class Comparison:
             reference.watch(feed, record, with_inputs)
             for look, deviations in zip(looks, sums, strict=True):
                 look.compare(events, feed, deviations, with_inputs)
-            self.n += len(feed.ids)
-        if self.samples is not None:
-            self.n = sum(self.run.processes.gather(self.n))
+            n += len(feed.ids)
+        if batches is None:
+            self.n = n if self.samples is None else sum(self.run.processes.gather(n))
         return [join(self.run.processes.gather(deviations)) for deviations in sums]
 
     # -- looking -------------------------------------------------------------------------------------------------------
@@ -473,8 +472,8 @@ class Comparison:
                 return Score(math.inf, 0.0)
             return Score(self.order.index(first), -found[first].output / self.null[first].output)
 
-        found, explained = search(self.a, changes, score)
-        return [Cause(change.kind, f"with {change.text}") for change in found], explained
+        made, explained = search(self.a, changes, score)
+        return [Cause(change.kind, f"with {change.text}") for change in made], explained
 
     # -- reports -------------------------------------------------------------------------------------------------------
     def settings(self) -> list[str]:

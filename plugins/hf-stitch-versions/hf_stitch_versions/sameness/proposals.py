@@ -179,39 +179,37 @@ def _settings(values: Mapping[str, Any]) -> Iterator[Change]:
 
 def _weights(model: nn.Module, values: Mapping[str, Any]) -> Iterator[Change]:
     """Yield other weights: without biases, with rows in another order, rounded, with moved positions or an offset."""
-    names = list(model.state_dict())
-
-    def replace(pattern: str, new: Callable[[Tensor], Tensor]) -> Callable[[State], object] | None:
-        chosen = [name for name in names if re.fullmatch(pattern, name)]
-        return (lambda state: state.update({name: new(state[name]) for name in chosen})) if chosen else None
-
-    def permuted(value: Tensor, *shape: int) -> Tensor:
-        return value.unflatten(0, (-1, *shape)).transpose(1, 2).reshape(value.shape)
-
-    found: list[tuple[str, str, str, Callable[[Tensor], Tensor]]] = []
-    found.append(("dropped bias", "no biases in attention", r"(?!.*norm).*(attn|attention).*bias", torch.zeros_like))
-    found.append(("dropped bias", "no biases in all layers", r"(?!.*norm).*bias", torch.zeros_like))
     size = values.get("head_dim") or (values.get("hidden_size") or 0) // (values.get("num_attention_heads") or 1)
+    queries, norms = r".*\b(q_proj|k_proj|query|key)\.(weight|bias)", r".*norm\w*\.weight"
+    tables = r".*(position_embeddings|wpe|embed_positions|pos_embed\w*)\.weight"
+    found: list[tuple[str, str, str, Callable[[Tensor], Tensor]]] = [
+        ("dropped bias", "no biases in attention", r"(?!.*norm).*(attn|attention).*bias", torch.zeros_like),
+        ("dropped bias", "no biases in all layers", r"(?!.*norm).*bias", torch.zeros_like),
+        ("half precision", "weights rounded to float16", ".*", partial(_rounded, dtype=torch.float16)),
+        ("half precision", "weights rounded to bfloat16", ".*", partial(_rounded, dtype=torch.bfloat16)),
+        *(("positions", f"positions moved by {n}", tables, partial(torch.roll, shifts=n, dims=0)) for n in (1, -1)),
+        *(("norm weight", f"{n:+} added to the weights of norms", norms, partial(torch.add, other=n)) for n in (1, -1)),
+    ]  # fmt: skip
     if size and size % 2 == 0:
-        queries = r".*\b(q_proj|k_proj|query|key)\.(weight|bias)"
-        for text, shape in {"interleaved": (2, size // 2), "in halves": (size // 2, 2)}.items():
-            text = f"the rows of queries and keys {text}"
-            found.append(
-                ("order of queries and keys", text, queries, lambda value, shape=shape: permuted(value, *shape))
-            )
-    for dtype in (torch.float16, torch.bfloat16):
-        text = f"weights rounded to {str(dtype).removeprefix('torch.')}"
-        found.append(("half precision", text, ".*", lambda value, dtype=dtype: value.to(dtype).to(value.dtype)
-                      if value.is_floating_point() else value))  # fmt: skip
-    for step in (1, -1, 2, -2):
-        pattern = r".*(position_embeddings|wpe|embed_positions|pos_embed\w*)\.weight"
-        found.append(("positions", f"positions moved by {step}", pattern, lambda value, step=step: value.roll(step, 0)))
-    for offset in (1.0, -1.0):
-        text = f"{offset:+g} added to the weights of norms"
-        found.append(("norm weight", text, r".*norm\w*\.weight", lambda value, offset=offset: value + offset))
+        for text, shape in {"interleaved": (-1, 2, size // 2), "in halves": (-1, size // 2, 2)}.items():
+            permuted = partial(_permuted, shape=shape)
+            found.append(("order of queries and keys", f"the rows of queries and keys {text}", queries, permuted))
     for kind, text, pattern, new in found:
-        if (change := replace(pattern, new)) is not None:
-            yield Change(kind, text, weights=change)
+        if chosen := [name for name in model.state_dict() if re.fullmatch(pattern, name)]:
+            yield Change(kind, text, weights=partial(_replace, names=chosen, new=new))
+
+
+def _replace(state: State, names: Iterable[str], new: Callable[[Tensor], Tensor]) -> None:
+    state.update({name: new(state[name]) for name in names})
+
+
+def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value.to(dtype).to(value.dtype) if value.is_floating_point() else value
+
+
+def _permuted(value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Exchange the two inner axes of the rows."""
+    return value.unflatten(0, shape).transpose(1, 2).reshape(value.shape)
 
 
 def _parts(model: nn.Module) -> Iterator[Change]:
@@ -232,9 +230,8 @@ def _parts(model: nn.Module) -> Iterator[Change]:
     for dtype in (torch.float16, torch.bfloat16):
         for leaf in dict.fromkeys(leaf for leaf, _ in leaves):
             text = f"{leaf} rounded to {str(dtype).removeprefix('torch.')}"
-            yield Change("half precision", text, modules=partial(
-                _on, leaf=leaf, after=lambda module, args, output, dtype=dtype: output.to(dtype).to(output.dtype)
-            ))  # fmt: skip
+            round_output = partial(_on, leaf=leaf, after=lambda *call, dtype=dtype: _rounded(call[-1], dtype))
+            yield Change("half precision", text, modules=round_output)
 
 
 def _operations(model: nn.Module, values: Mapping[str, Any]) -> Iterator[Change]:
@@ -242,9 +239,11 @@ def _operations(model: nn.Module, values: Mapping[str, Any]) -> Iterator[Change]
     leaves = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     if any(getattr(module, "is_causal", False) for module in model.modules()):
         yield Change("mask", "no causal mask", modules=lambda network: network.register_forward_pre_hook(
-            _without_mask, with_kwargs=True  # type: ignore[arg-type]
+            _without_mask, with_kwargs=True
         ))  # fmt: skip
-    frequencies = next((m.inv_freq for m in model.modules() if isinstance(getattr(m, "inv_freq", None), Tensor)), None)
+    frequencies: Any = next(
+        (m.inv_freq for m in model.modules() if isinstance(getattr(m, "inv_freq", None), Tensor)), None
+    )
     queries = next((leaf for leaf in ("q_norm", "q_proj") if leaf in leaves), None)
     if queries and frequencies is not None:
         for step in (1, -1):

@@ -37,10 +37,10 @@ class Runtime:
         if not Path(path).is_dir():
             raise FileNotFoundError(f"expected a folder with config.json and weights, got {path}")
         self.network, _ = load_model(Path(path), trust_remote_code=trust)
-        weights = [weight for _, weight in tree_flatten(self.network.parameters())]
+        weights: list[Any] = [pair[1] for pair in tree_flatten(self.network.parameters())]
         floats = {str(w.dtype).rpartition(".")[2] for w in weights if mx.issubdtype(w.dtype, mx.floating)}
-        arguments = getattr(self.network, "args", None)
-        known = dataclasses.asdict(arguments) if dataclasses.is_dataclass(arguments) else {}
+        arguments: Any = getattr(self.network, "args", None)
+        known = dataclasses.asdict(arguments) if hasattr(arguments, "__dataclass_fields__") else {}
         quantized = any(hasattr(module, "scales") for _, module in self.network.named_modules())
         self.about = {
             "runtime": f"mlx-lm {mlx_lm.__version__}", "dtype": sorted(floats), "inputs": [], "padded": False,
