@@ -6,6 +6,7 @@ The exit status is 1 if one is missed.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import queue
 import shutil
@@ -79,9 +80,9 @@ def main() -> int:
         for job in range(options.jobs):
             copies.put(shutil.copytree(ROOT, Path(folder, str(job)), ignore=shutil.ignore_patterns(".*", "build")))
         outcomes = list(pool.map(lambda each: tried(each, copies, options.tier, options.seconds), chosen))
-        tests = {test for each in chosen for test in each["tests"]}
         for copy in copies.queue:
-            if (copy / FAILED).exists() and outcome(copy, ["--tier", "all", "--last-failed", *tests]) != "missed":
+            failed = json.loads((copy / FAILED).read_text("utf-8")) if (copy / FAILED).exists() else []
+            if failed and outcome(copy, ["--tier", "all", *failed]) != "missed":
                 sys.exit(f"{(copy / 'output.txt').read_text('utf-8')}\nThis fails without a mutation, too.")
     counts = Counter((each["class"], found) for each, found in zip(chosen, outcomes, strict=True))
     table = Table("class", *(columns := sorted({*outcomes})))
