@@ -109,6 +109,7 @@ VARIANTS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any] | None]] = {
     "biases": lambda values: first(values, "attention_bias", lambda bias: not bias),
     "head size": lambda values: {"head_dim": 16} if values.get("head_dim") == 8 else None,
     "soft cap": lambda values: keys(values, final_logit_softcapping=2.0),
+    "bfloat16": lambda values: {"dtype": "bfloat16"},
     "tied head": lambda values: first(values, "tie_word_embeddings", lambda tied: not tied),
 }  # fmt: skip
 
@@ -133,7 +134,7 @@ def built(family: str, changes: Mapping[str, Any], seed: int = 0) -> Any:
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)
             parameter.copy_(0.2 * noise if parameter.dim() > 1 else parameter + 0.1 * noise)
-    return model
+    return model.to(getattr(torch, changes.get("dtype", "float32")))
 
 
 def adapter_of(model: Any) -> hf_stitch.Adapter:
