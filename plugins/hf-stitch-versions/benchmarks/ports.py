@@ -391,7 +391,9 @@ def planted(kind: str, fault: str, change: str, family: str, model: Any, folder:
             config.pop("layer_types", None)
     elif kind == "code":
         config["model_file"] = "faulty.py"
-        (folder / "faulty.py").write_text(CODE.format(family=family, fault=fault), "utf-8")
+        (folder / "faulty.py").write_text(
+            CODE.format(family={"mistral": "llama"}.get(family, family), fault=fault), "utf-8"
+        )
         if fault == "missing_norm" and not any("post_attention_layernorm" in name for name, _ in model.named_modules()):
             return False
     else:
@@ -434,13 +436,14 @@ def faults(runtime: str, python: Mapping[str, str], only: list[str]) -> None:
     listed = tomllib.loads((HERE / "port_faults.toml").read_text("utf-8"))
     right = total = 0
     for family, options in listed.pop("families").items():
-        model = built(
-            family, {"tie_word_embeddings": False, **{k: v for k, v in options.items() if k != "seed"}}, options["seed"]
-        )
+        config = {"tie_word_embeddings": False, **{key: value for key, value in options.items() if key != "seed"}}
         for kind, group in listed.items():
             for fault, expected in group.items():
                 if (only and fault not in only and family not in only) or (kind == "code" and runtime != "mlx"):
                     continue
+                # MLX does not apply the window of Mistral and Gemma 2, so only one fault is about windows.
+                window = {} if fault == "window" or "sliding_window" not in config else {"sliding_window": 100_000}
+                model = built(family, config | window, options["seed"])
                 with tempfile.TemporaryDirectory() as folder:
                     if not planted(kind, fault, expected.get("change", ""), family, model, Path(folder)):
                         continue

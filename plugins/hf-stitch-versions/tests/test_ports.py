@@ -147,12 +147,12 @@ def test_code_in_a_folder_runs_with_trust_only(saved: Any) -> None:
 def runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Port]:
     """``runtime(code)``: a port in a runtime whose ``run`` executes the code."""
 
-    def make(code: str, load: str = "pass", **options: Any) -> Port:
+    def make(code: str, load: str = "pass", imports: str = "", **options: Any) -> Port:
         monkeypatch.setattr("hf_stitch_versions.ports.port.FOLDER", tmp_path)
         (tmp_path / "worker.py").write_text((FOLDER / "worker.py").read_text("utf-8"), "utf-8")
         (tmp_path / "runtimes").mkdir(exist_ok=True)
         (tmp_path / "runtimes" / "mlx.py").write_text(
-            "import os, time\nimport numpy as np\nfrom worker import Seen\n"
+            f"import os, time\n{imports}\nimport numpy as np\nfrom worker import Seen\n"
             "class Runtime:\n    def __init__(self, path, trust):\n"
             f"        {load}\n"
             "        self.about = dict(runtime='one', dtype=['float32'], config={}, unseen=[])\n"
@@ -184,7 +184,7 @@ def test_errors_of_a_runtime_name_it(runtime: Any) -> None:
     with pytest.raises(ValueError, match="failed while running: KeyError"):
         runtime("raise KeyError('wrong')").watch(feed(), lambda event: None)
     with pytest.raises(ImportError, match=r"pip install mlx\[cpu\] mlx-lm.*--python mlx="):
-        runtime("pass", load="import no_such_package_at_all")
+        runtime("pass", imports="import no_such_package_at_all")
 
 
 def test_what_is_known_remains_when_the_process_ends(runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,7 @@ class Port(Source):
             last = "".join(self._errors.read_text("utf-8", "replace").strip().splitlines()[-1:])
             raise PortError(f"the process of {self} ended with status {status} while {doing}{f': {last}' * bool(last)}")
         content: dict[str, Any] = json.loads(line)
-        if content.get("error") == "ImportError":
+        if content.get("error") == "not installed":
             raise ImportError(
                 f"{self} requires more packages: pip install {PACKAGES[self.runtime]} ({content['message']}). They may "
                 f"be in another environment: python={{{self.runtime!r}: '…/bin/python'}}, or --python "

@@ -128,14 +128,17 @@ def main(runtime: str, path: str, folder: str, trust: str) -> None:
 
     def failed(error: BaseException) -> dict[str, str]:
         traceback.print_exc()
-        kind = "ImportError" if isinstance(error, ImportError) else type(error).__name__
-        return {"error": kind, "message": str(error)}
+        return {"error": type(error).__name__, "message": str(error)}
 
     try:
         spec = importlib.util.spec_from_file_location("hf_stitch_runtime", runtime)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except ImportError as error:
+            answer({**failed(error), "error": "not installed"})
+            return
         network = module.Runtime(path, trust == "True")
         answer({"about": network.about})
     except BaseException as error:  # whatever a runtime raises is an answer

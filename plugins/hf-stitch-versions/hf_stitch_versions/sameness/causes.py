@@ -23,7 +23,7 @@ from hf_stitch_versions.sources import Facts, Feed, Source
 MOST = 4
 """Maximum number of changes that are combined."""
 
-BETTER, LIKELY = 0.9, 0.1
+BETTER, LIKELY = 0.5, 0.1
 """A change is tried further if it reduces the first difference to the first share, and reported at the second."""
 
 
@@ -89,14 +89,15 @@ def changed(adapter: Adapter, changes: Collection[Change]) -> Adapter | None:
 
 
 def search(
-    adapter: Adapter, changes: Collection[Change], score: Callable[[Adapter, bool], Score]
+    adapter: Adapter, changes: Collection[Change], score: Callable[[Adapter, bool, Collection[str]], Score]
 ) -> tuple[list[Change], bool]:  # fmt: skip
     """Find changes with which a network equals a second network.
 
     Args:
         adapter: The network.
         changes: Possible changes.
-        score: Returns how far a network agrees with the second network, on all samples or on a few.
+        score: Returns how far a network agrees with the second network, on all samples or on a few, without modules of
+            some last names.
 
     Returns:
         The changes, and whether the networks are the same with all of them. Otherwise, the changes up to the last one
@@ -106,7 +107,8 @@ def search(
     def tried(changes: Collection[Change], everywhere: bool = False) -> Score:
         network = changed(adapter, changes)
         try:
-            return Score(-1, -math.inf) if network is None else score(network, everywhere)
+            left_out = {change.left_out for change in changes if change.left_out}
+            return Score(-1, -math.inf) if network is None else score(network, everywhere, left_out)
         except Exception:  # a changed network can fail in any way
             return Score(-1, -math.inf)
 

@@ -154,7 +154,7 @@ class Comparison:
                 before, deviations = deviations, self.repaired(repaired)
                 self.add(findings, self.finding(key, first, before, deviations), [key, *same_cause])
             if findings and not quantized:
-                causes, explained = self.causes()
+                causes, explained = self.causes(with_weights=bool(findings[0].weights))
         except PortError as error:  # the differences found so far are known
             unseen.append(f"the search ended early: {error}")
         rows = [
@@ -438,10 +438,11 @@ class Comparison:
             return ""
         return f"The second network is quantized: {second}" if second else f"The first network is quantized: {first}"
 
-    def causes(self) -> tuple[list[Cause], bool]:
+    def causes(self, *, with_weights: bool) -> tuple[list[Cause], bool]:
         """Return changes of the first network with which it equals the second, and whether it does with all of them.
 
-        For a second network in memory, only the values of its config are tried.
+        For a second network in memory, only the values of its config are tried; if the first module that differs has
+        other weights, also changes of weights.
         """
         port = self.source.facts.config
         in_memory = isinstance(self.source, Network)
@@ -449,6 +450,8 @@ class Comparison:
             config: Any = getattr(self.b.model if self.b else None, "config", None)
             port = config.get_text_config().to_dict() if hasattr(config, "get_text_config") else {}
         changes = list(proposals(self.a.model, port, only_settings=in_memory))
+        if with_weights:
+            changes = [change for change in changes if change.modules is None]
         if not changes or isinstance(self.source, Recorded):
             return [], False
         replay = Replay(self.source, set(self.calls.values()))
@@ -463,11 +466,12 @@ class Comparison:
         if few[0] is not batches[0]:  # equal on short texts
             changes = [change for change in changes if change.kind in OF_LENGTHS]
 
-        def score(network: Adapter, everywhere: bool) -> Score:
+        def score(network: Adapter, everywhere: bool, left_out: Collection[str]) -> Score:
             reference = Network(network, computed=self.reference.computed)
             look = Look(replay, self.calls)
             (found,) = self.measure(reference, [look], batches=batches if everywhere else few)
-            first = next(iter(self.differing(found, ())), None)
+            keys = [key for key in self.differing(found, ()) if key[0].rpartition(".")[2] not in left_out]
+            first = next(iter(keys), None)
             if first is None:
                 return Score(math.inf, 0.0)
             return Score(self.order.index(first), -found[first].output / self.null[first].output)

@@ -57,6 +57,7 @@ class Change:
         config: Changes the config of the text model in place.
         weights: Changes the weights in place.
         modules: Changes the modules in place.
+        left_out: Last name of modules whose own outputs differ by the change, but not in the port.
     """
 
     kind: str
@@ -64,6 +65,7 @@ class Change:
     config: Callable[[Any], object] | None = None
     weights: Callable[[State], object] | None = None
     modules: Callable[[nn.Module], object] | None = None
+    left_out: str = ""
 
 
 def proposals(model: nn.Module, port: Mapping[str, Any], *, only_settings: bool = False) -> Iterator[Change]:
@@ -230,8 +232,11 @@ def _parts(model: nn.Module) -> Iterator[Change]:
     for dtype in (torch.float16, torch.bfloat16):
         for leaf in dict.fromkeys(leaf for leaf, _ in leaves):
             text = f"{leaf} rounded to {str(dtype).removeprefix('torch.')}"
-            round_output = partial(_on, leaf=leaf, after=lambda *call, dtype=dtype: _rounded(call[-1], dtype))
-            yield Change("half precision", text, modules=round_output)
+            after = partial(_on, leaf=leaf, after=lambda *call, dtype=dtype: _rounded(call[-1], dtype))
+            yield Change("half precision", text, modules=after)
+            yield Change(
+                "half precision", f"{text}, with its inputs", modules=partial(_in_half, leaf=leaf, dtype=dtype)
+            )
 
 
 def _operations(model: nn.Module, values: Mapping[str, Any]) -> Iterator[Change]:
@@ -248,9 +253,8 @@ def _operations(model: nn.Module, values: Mapping[str, Any]) -> Iterator[Change]
     if queries and frequencies is not None:
         for step in (1, -1):
             turned = partial(_rotated, frequencies=frequencies, step=step)
-            yield Change("positions", f"queries moved by {step}", modules=partial(
-                _on, leaf=queries, after=lambda module, args, output, turned=turned: turned(output)
-            ))  # fmt: skip
+            moved = partial(_on, leaf=queries, after=lambda *call, turned=turned: turned(call[-1]))
+            yield Change("positions", f"queries moved by {step}", modules=moved, left_out=queries)
     for leaf in sorted(leaves & {"o_proj", "out_proj", "dense"}):
         for shape in ((values.get("num_attention_heads") or 1, -1), (-1, values.get("num_attention_heads") or 1)):
             yield Change("order of heads", f"heads and features exchanged before {leaf}", modules=partial(
@@ -273,6 +277,12 @@ def _on(network: nn.Module, leaf: str, after: Any = None, before: Any = None) ->
                 module.register_forward_hook(after)
             if before is not None:
                 module.register_forward_pre_hook(before)
+
+
+def _in_half(network: nn.Module, leaf: str, dtype: torch.dtype) -> None:
+    """Round the inputs and outputs of all modules of a name."""
+    before = lambda module, args: (_rounded(args[0], dtype), *args[1:])  # noqa: E731
+    _on(network, leaf, lambda *call: _rounded(call[-1], dtype), before)
 
 
 def _rescale(network: nn.Module, scale: float, other: float) -> None:
