@@ -2,7 +2,7 @@
 # mlx-lm 0.32.2: Gemma computes GELU by erf whatever the config names; checkpoints of Gemma name gelu_pytorch_tanh. The
 # MLP then differs by some 1e-4 of its norm, a thousand times the rounding of float32.
 #
-# Output seen: distance to transformers with gelu_pytorch_tanh 1.3e-04, with gelu 1.5e-07
+# Output seen: distance to transformers with gelu_pytorch_tanh 2.0e-04, with gelu 5.7e-07
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -23,7 +23,8 @@ sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "nu
 ids, distances = torch.tensor([[3, 5, 7, 8, 9]]), []
 for activation in ("gelu_pytorch_tanh", "gelu"):
     torch.manual_seed(0)
-    config = GemmaConfig(vocab_size=50, num_key_value_heads=2, hidden_act=activation, **sizes)
+    config = GemmaConfig(vocab_size=50, num_key_value_heads=2, **sizes)
+    config.hidden_act = activation
     model = GemmaForCausalLM(config).eval()
     with torch.no_grad():
         for value in model.parameters():
@@ -35,5 +36,5 @@ for activation in ("gelu_pytorch_tanh", "gelu"):
     logits = np.array(network(mx.array(ids.numpy())))
     distances.append(float(np.linalg.norm(logits - expected) / np.linalg.norm(expected)))
 print(f"distance to transformers with gelu_pytorch_tanh {distances[0]:.1e}, with gelu {distances[1]:.1e}")
-sys.exit(not distances[0] > 1e-5 > 1e-6 > distances[1])
+sys.exit(not distances[0] > 1e-5 > 2e-6 > distances[1])
 PYTHON

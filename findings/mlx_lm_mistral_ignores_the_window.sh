@@ -2,7 +2,7 @@
 # mlx-lm 0.32.2: Mistral has no sliding window, although its config names one. Texts within the window are equal to those
 # of transformers, and longer texts differ without an error.
 #
-# Output seen: distance to transformers 1.7e-07 within the window, 1.5e-01 beyond it
+# Output seen: distance to transformers 3.1e-07 within the window, 6.2e-01 beyond it
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
