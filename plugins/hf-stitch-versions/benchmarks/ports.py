@@ -58,7 +58,7 @@ FAMILIES = {
         "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "gpt2", "gpt_neox",
         "gpt_bigcode", "opt", "falcon", "bloom", "mpt", "bert", "distilbert", "roberta", "xlm-roberta",
     ],
-    "gguf": ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "stablelm", "starcoder2", "nemotron"],
+    "gguf": ["llama", "qwen2", "qwen3", "phi3", "gemma2", "stablelm", "starcoder2", "nemotron"],
     "keras": [
         "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen2_moe",
         "qwen3_moe", "gpt2", "gpt_neox", *ENCODERS,
@@ -94,6 +94,7 @@ def first(values: Mapping[str, Any], pattern: str, new: Callable[[Any], Any]) ->
 
 VARIANTS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any] | None]] = {
     "default": lambda values: {},
+    "config of 4.x": lambda values: {} if rope(values) else None,
     "RoPE base": lambda values: rope(values, rope_theta=lambda base: 500000.0 if base == 10000 else 10000.0),
     "linear scaling": lambda values: rope(values, rope_type="linear", factor=4.0),
     "llama3 scaling": lambda values: rope(
@@ -114,10 +115,17 @@ VARIANTS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any] | None]] = {
 }  # fmt: skip
 
 
+OWN: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"num_hidden_layers": 6},  # MLX reads the layer that ends a pattern of six
+    "phi": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},  # even
+}
+"""Config values of families that do not run with the common ones."""
+
+
 def base(family: str) -> dict[str, Any]:
     """Return the config of a family; texts are shorter than its window, except in the variant of windows."""
     window = AutoConfig.for_model(family).to_dict().get("sliding_window")
-    return {**BASE, **({"sliding_window": 100_000} if window else {})}
+    return {**BASE, **({"sliding_window": 100_000} if window else {}), **OWN.get(family, {})}
 
 
 def built(family: str, changes: Mapping[str, Any], seed: int = 0) -> Any:
@@ -206,6 +214,7 @@ def to_gguf(model: Any, folder: Path) -> Path:
     writer.add_key_length(size)
     writer.add_value_length(size)
     writer.add_vocab_size(config["vocab_size"])
+    writer.add_pad_token_id(config["pad_token_id"])
     written = {
         "rms_norm_eps": writer.add_layer_norm_rms_eps, "layer_norm_eps": writer.add_layer_norm_eps,
         "norm_epsilon": writer.add_layer_norm_eps, "norm_eps": writer.add_layer_norm_eps,
@@ -221,6 +230,8 @@ def to_gguf(model: Any, folder: Path) -> Path:
         writer.add_rope_scaling_type(gguf.RopeScalingType(table["rope_type"]))
         writer.add_rope_scaling_factor(table["factor"])
     for name, value in model.state_dict().items():
+        if name == "lm_head.weight" and config["tie_word_embeddings"]:
+            continue
         new = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if new is None:
             raise ValueError(f"GGUF has no name for {name}")
@@ -273,15 +284,20 @@ def table(runtimes: list[str], python: Mapping[str, str], only: list[str]) -> No
     kept = read()
     for runtime in runtimes:
         release = version(PACKAGES[runtime]) if runtime in PACKAGES else ""
-        for family in only or FAMILIES[runtime]:
-            values = AutoConfig.for_model(family, **base(family)).to_dict()
-            for variant, change in VARIANTS.items():
+        families = {each: AutoConfig.for_model(each, **base(each)).to_dict() for each in only or FAMILIES[runtime]}
+        for variant, change in VARIANTS.items():
+            for family, values in families.items():
                 key = f"{runtime}/{family}/{variant}"
                 changes = change(values)
-                if changes is None or kept.get(key, {}).get("version") == release:
+                if (
+                    changes is None
+                    or (variant == "config of 4.x" and runtime not in ("mlx", "keras"))
+                    or kept.get(key, {}).get("version") == release
+                ):
                     continue
                 with tempfile.TemporaryDirectory() as folder:
-                    row = {**of(runtime, family, changes, Path(folder), python), "version": release}
+                    old = variant == "config of 4.x"
+                    row = {**of(runtime, family, changes, Path(folder), python, old), "version": release}
                 write({**read(), key: row})
                 print(
                     key,
@@ -292,9 +308,9 @@ def table(runtimes: list[str], python: Mapping[str, str], only: list[str]) -> No
 
 
 def of(
-    runtime: str, family: str, changes: Mapping[str, Any], folder: Path, python: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return one row of the table."""
+    runtime: str, family: str, changes: Mapping[str, Any], folder: Path, python: Mapping[str, str], old: bool
+) -> dict[str, Any]:  # fmt: skip
+    """Return one row of the table; with ``old``, the runtime reads a config that transformers 4 wrote."""
     try:
         model = built(family, changes)
         model(input_ids=torch.randint(3, BASE["vocab_size"], (2, 7)))
@@ -302,9 +318,19 @@ def of(
         return {"verdict": "no such network", "reason": f"{type(error).__name__}: {error}"[:200]}
     try:
         name = converted(runtime, model, folder)
+        if old:
+            as_before(folder / "config.json")
     except Exception as error:
         return {"verdict": "refused", "reason": f"{type(error).__name__}: {error}"[:300]}
     return compared(model, name, python)
+
+
+def as_before(file: Path) -> None:
+    """Write the RoPE parameters of a config as transformers 4 did, which most runtimes read."""
+    config = json.loads(file.read_text("utf-8"))
+    table = config.pop("rope_parameters")
+    config |= {key: table[key] for key in ("rope_theta", "partial_rotary_factor") if key in table}
+    file.write_text(json.dumps({**config, "rope_scaling": None}), "utf-8")
 
 
 def read() -> dict[str, Any]:
