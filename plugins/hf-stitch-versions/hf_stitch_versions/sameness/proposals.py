@@ -96,6 +96,11 @@ def _set(key: str, value: Any) -> Callable[[Any], object]:
 def _of_port(values: Mapping[str, Any], port: Mapping[str, Any]) -> Iterator[Change]:
     """Yield the different config values of the port."""
     plain = (bool, int, float, str)
+    own, theirs = (dict(each.get("rope_parameters") or {}) for each in (values, port))
+    if unequal := [key for key in {**own, **theirs} if own.get(key) != theirs.get(key)] if own and theirs else []:
+        text = ", ".join(f"{key} {theirs.get(key)} instead of {own.get(key)}" for key in unequal)
+        kind = "RoPE base" if unequal == ["rope_theta"] else "RoPE scaling"
+        yield Change(kind, text, _set("rope_parameters", theirs))
     for key, value in values.items():
         other = port.get(key, value)
         if (
@@ -229,6 +234,9 @@ def _parts(model: nn.Module) -> Iterator[Change]:
             if not math.isclose(other, scale):
                 text = f"the scale {other:.3g} instead of {scale:.3g} in attention"
                 yield Change("scale", text, modules=partial(_rescale, scale=scale, other=other))
+    if any(isinstance(getattr(module, "embed_scale", None), Tensor) for module in model.modules()):
+        text = "the scale of embeddings rounded to bfloat16"
+        yield Change("half precision", text, modules=_round_scales, left_out="embed_tokens")
     for dtype in (torch.float16, torch.bfloat16):
         for leaf in dict.fromkeys(leaf for leaf, _ in leaves):
             text = f"{leaf} rounded to {str(dtype).removeprefix('torch.')}"
@@ -283,6 +291,12 @@ def _in_half(network: nn.Module, leaf: str, dtype: torch.dtype) -> None:
     """Round the inputs and outputs of all modules of a name."""
     before = lambda module, args: (_rounded(args[0], dtype), *args[1:])  # noqa: E731
     _on(network, leaf, lambda *call: _rounded(call[-1], dtype), before)
+
+
+def _round_scales(network: nn.Module) -> None:
+    for module in network.modules():
+        if isinstance(scale := getattr(module, "embed_scale", None), Tensor):
+            module.embed_scale = _rounded(scale, torch.bfloat16)
 
 
 def _rescale(network: nn.Module, scale: float, other: float) -> None:
