@@ -116,6 +116,7 @@ VARIANTS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any] | None]] = {
 
 
 OWN: dict[str, dict[str, Any]] = {
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},  # one for each layer
     "gemma3_text": {"num_hidden_layers": 6},  # MLX reads the layer that ends a pattern of six
     "phi": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},  # even
 }
@@ -125,7 +126,8 @@ OWN: dict[str, dict[str, Any]] = {
 def base(family: str) -> dict[str, Any]:
     """Return the config of a family; texts are shorter than its window, except in the variant of windows."""
     window = AutoConfig.for_model(family).to_dict().get("sliding_window")
-    return {**BASE, **({"sliding_window": 100_000} if window else {}), **OWN.get(family, {})}
+    own = {**BASE, **({"sliding_window": 100_000} if window else {}), **OWN.get(family, {})}
+    return {key: value for key, value in own.items() if (family, key) != ("falcon", "head_dim")}  # it is computed
 
 
 def built(family: str, changes: Mapping[str, Any], seed: int = 0) -> Any:

@@ -104,10 +104,10 @@ def search(
         that moves the first difference to a later call, or reduces it much.
     """
 
-    def tried(changes: Collection[Change], everywhere: bool = False) -> Score:
+    def tried(changes: Collection[Change], everywhere: bool = False, left_out: Collection[str] = ()) -> Score:
         network = changed(adapter, changes)
+        left_out = {*left_out, *(change.left_out for change in changes if change.left_out)}
         try:
-            left_out = {change.left_out for change in changes if change.left_out}
             return Score(-1, -math.inf) if network is None else score(network, everywhere, left_out)
         except Exception:  # a changed network can fail in any way
             return Score(-1, -math.inf)
@@ -116,11 +116,14 @@ def search(
     while math.isfinite(best.place) and len(found) < MOST:
         scores = list[tuple[Score, int, Change]]()
         for number, change in enumerate(changes):
-            scores.append((tried([*found, change]), -number, change))
-            if math.isinf(scores[-1][0].place):
+            score_of = tried([*found, change])
+            if change.left_out and not score_of.gains(tried(found, left_out=[change.left_out]), BETTER):
+                continue  # the call that is left out was the first difference
+            scores.append((score_of, -number, change))
+            if math.isinf(score_of.place):
                 break
-        better, _, change = max(scores, key=lambda each: each[:2])
-        if not better.gains(best, BETTER):
+        better, _, change = max(scores, key=lambda each: each[:2], default=(best, 0, None))
+        if change is None or not better.gains(best, BETTER):
             break
         found.append(change)
         sure = len(found) if better.gains(best, LIKELY) else sure

@@ -228,6 +228,11 @@ def _parts(model: nn.Module) -> Iterator[Change]:
         yield Change(
             "missing norm", f"no {leaf}", modules=partial(_on, leaf=leaf, after=lambda module, args, output: args[0])
         )
+        for name in ("variance_epsilon", "eps"):
+            for own in {getattr(module, name, None) for here, module in leaves if here == leaf} - {None}:
+                for other in {*EPSILONS} - {own}:
+                    text = f"the epsilon {other:g} instead of {own:g} in {leaf}"
+                    yield Change("norm epsilon", text, modules=partial(_assign, leaf=leaf, name=name, value=other))
     scales = {module.scaling for module in model.modules() if isinstance(getattr(module, "scaling", None), float)}
     for scale in cast("set[float]", scales):
         for other in (1.0, scale**2, scale * 2**0.5, scale / 2**0.5):
@@ -285,6 +290,13 @@ def _on(network: nn.Module, leaf: str, after: Any = None, before: Any = None) ->
                 module.register_forward_hook(after)
             if before is not None:
                 module.register_forward_pre_hook(before)
+
+
+def _assign(network: nn.Module, leaf: str, name: str, value: float) -> None:
+    """Set an attribute of all modules of a name."""
+    for path, module in network.named_modules():
+        if path.rpartition(".")[2] == leaf:
+            setattr(module, name, value)
 
 
 def _in_half(network: nn.Module, leaf: str, dtype: torch.dtype) -> None:
