@@ -122,9 +122,9 @@ def search(
             scores.append((score_of, -number, change))
             if math.isinf(score_of.place):
                 break
-        better, _, change = max(scores, key=lambda each: each[:2], default=(best, 0, None))
-        if change is None or not better.gains(best, BETTER):
+        if not scores or not max(scores, key=lambda each: each[:2])[0].gains(best, BETTER):
             break
+        better, _, change = max(scores, key=lambda each: each[:2])
         found.append(change)
         sure = len(found) if better.gains(best, LIKELY) else sure
         best = better

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any, cast
 
 import torch
@@ -145,9 +146,10 @@ def _rotary(values: Mapping[str, Any], port: Mapping[str, Any]) -> Iterator[Chan
                 "RoPE base", f"rope_theta {base:g} instead of {here} and {text}", partial(edit, base=base, scaled=False)
             )
     for share in {table.get("partial_rotary_factor") for table in own} - {None}:
-        for other in {1.0, 0.5, 0.25} - {share}:
+        for other, new in product(sorted({1.0, 0.5, 0.25} - {share}), (None, *others)):
             text = f"partial_rotary_factor {other} instead of {share}"
-            yield Change("RoPE share of the head", text, partial(edit, base=None, scaled=True, share=other))
+            text += "" if new is None else f" and rope_theta {new:g} instead of {here}"
+            yield Change("RoPE share of the head", text, partial(edit, base=new, scaled=True, share=other))
 
 
 def _settings(values: Mapping[str, Any]) -> Iterator[Change]:
