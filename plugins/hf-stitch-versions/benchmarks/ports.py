@@ -118,6 +118,8 @@ VARIANTS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any] | None]] = {
 OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},  # one for each layer
     "gemma3_text": {"num_hidden_layers": 6},  # MLX reads the layer that ends a pattern of six
+    "cohere2": {"num_hidden_layers": 4},
+    "phimoe": {"attention_bias": True, "lm_head_bias": True},
     "phi": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},  # even
 }
 """Config values of families that do not run with the common ones."""
@@ -128,6 +130,12 @@ def base(family: str) -> dict[str, Any]:
     window = AutoConfig.for_model(family).to_dict().get("sliding_window")
     own = {**BASE, **({"sliding_window": 100_000} if window else {}), **OWN.get(family, {})}
     return {key: value for key, value in own.items() if (family, key) != ("falcon", "head_dim")}  # it is computed
+
+
+LEFT_OUT = {
+    *((runtime, "config of 4.x") for runtime in ("openvino", "gguf", "ctranslate2")),  # they read no such config
+    ("gguf", "llama3 scaling"),  # to_gguf does not write it
+}
 
 
 def built(family: str, changes: Mapping[str, Any], seed: int = 0) -> Any:
@@ -291,11 +299,7 @@ def table(runtimes: list[str], python: Mapping[str, str], only: list[str]) -> No
             for family, values in families.items():
                 key = f"{runtime}/{family}/{variant}"
                 changes = change(values)
-                if (
-                    changes is None
-                    or (variant == "config of 4.x" and runtime not in ("mlx", "keras"))
-                    or kept.get(key, {}).get("version") == release
-                ):
+                if changes is None or (runtime, variant) in LEFT_OUT or kept.get(key, {}).get("version") == release:
                     continue
                 with tempfile.TemporaryDirectory() as folder:
                     old = variant == "config of 4.x"
@@ -332,6 +336,7 @@ def as_before(file: Path) -> None:
     config = json.loads(file.read_text("utf-8"))
     table = config.pop("rope_parameters")
     config |= {key: table[key] for key in ("rope_theta", "partial_rotary_factor") if key in table}
+    config |= {"num_experts": config["num_local_experts"]} if "num_local_experts" in config else {}
     file.write_text(json.dumps({**config, "rope_scaling": None}), "utf-8")
 
 
@@ -507,7 +512,7 @@ def page(runtime: str, found: Mapping[tuple[str, str], Mapping[str, Any]]) -> st
         "tiny random network of a family (two layers, width 32) with one changed config value, compared by "
         "[`same`](../how-to/port.md) on 17 or more random texts. A number is the largest difference of all compared "
         "outputs, in units of the effect of rounding; up to 4, a network counts as equal. Bold cells differ without an "
-        "error, and name the kind of fault.", "",
+        "error, and name the kind of fault. Where a cell is empty, the config has no such key, or it was not compared.", "",
         f"{counts['equal']} networks are equal, {counts['differs']} differ ({proved} with a proved cause), "
         f"{counts['refused']} were refused.",
         "", "| family | " + " | ".join(variants) + " |", "|" + "---|" * (len(variants) + 1),
