@@ -512,7 +512,7 @@ def page(runtime: str, found: Mapping[tuple[str, str], Mapping[str, Any]]) -> st
         "tiny random network of a family (two layers, width 32) with one changed config value, compared by "
         "[`same`](../how-to/port.md) on 17 or more random texts. A number is the largest difference of all compared "
         "outputs, in units of the effect of rounding; up to 4, a network counts as equal. Bold cells differ without an "
-        "error, and name the kind of fault. A cell is empty if the config has no such key, or if it was not compared.", "",
+        "error, and name the kind of fault. Empty cells: no such key, or not compared.", "",
         f"{counts['equal']} networks are equal, {counts['differs']} differ ({proved} with a proved cause), "
         f"{counts['refused']} were refused.",
         "", "| family | " + " | ".join(variants) + " |", "|" + "---|" * (len(variants) + 1),
