@@ -151,6 +151,8 @@ def _read(kind: Any, value: Any, at: Place) -> Any:
     if dataclasses.is_dataclass(kind):
         return _fields(kind, value, at)
     origin, parts = get_origin(kind), get_args(kind)
+    if hasattr(origin, "__value__"):  # a type alias, such as NDArray of NumPy 2.5 on Python 3.12 and later
+        return _read(origin.__value__[parts], value, at)
     inner = parts[0] if origin is Annotated else kind
     if inner in (str, int, float, bool) or origin is Literal:
         if kind is float and value in ("nan", "inf", "-inf"):

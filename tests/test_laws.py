@@ -6,6 +6,7 @@ which need networks, are in ``tasks/test_kit.py``.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -138,8 +139,8 @@ def test_holds(law: Part) -> None:
     ],
 )  # fmt: skip
 def test_each_law_of_a_docstring_is_a_part_of_a_check(base: type, check: conformance[...], entry: Any) -> None:
-    laws = (base.__doc__ or "").partition("\n    ``hf_stitch_testing.")[2]
-    names = re.findall(r"``(\w+)``", " ".join(re.findall(r"^    - (``.+?``): ", laws, re.MULTILINE)))
+    laws = (inspect.getdoc(base) or "").partition("\n``hf_stitch_testing.")[2]
+    names = re.findall(r"``(\w+)``", " ".join(re.findall(r"^- (``.+?``): ", laws, re.MULTILINE)))
     given = (entry, None, None) if check is check_task else (entry,)
     assert len(names) > 4 and laws.startswith(check.__name__)
     assert {*names} <= {part.name for part in check.parts(*given)}

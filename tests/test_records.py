@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+import numpy as np
 import pytest
 
 from hf_stitch.options import Count, Fraction
@@ -93,3 +94,13 @@ def test_values_are_listed_with_their_keys_up_to_a_number_and_a_depth() -> None:
     assert len(list(nested(values, "x", most=7))) == 7
     with pytest.raises(RecordError, match="x is damaged: it has more values than any record"):
         list(nested(values, "x", most=6))
+
+
+def test_arrays_named_by_a_type_alias_are_arrays() -> None:
+    """NumPy 2.5 declares ``NDArray`` as such an alias on Python 3.12 and later."""
+    from typing_extensions import TypeAliasType
+
+    scalar = TypeVar("scalar", bound=np.generic)
+    alias = TypeAliasType("alias", np.ndarray[Any, np.dtype[scalar]], type_params=(scalar,))
+    assert read(alias[np.float64], [1.0, 2.0], "a file").tolist() == [1.0, 2.0]
+    assert isinstance(read(alias[np.float64], [1.0, 2.0], "a file"), np.ndarray)
