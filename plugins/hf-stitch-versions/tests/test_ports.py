@@ -203,6 +203,16 @@ def test_what_is_known_remains_when_the_process_ends(runtime: Any, monkeypatch: 
     assert any("ended early" in text and "status 5" in text for text in sameness.unseen)
 
 
+def test_the_end_of_the_process_ends_the_search_for_causes() -> None:
+    from hf_stitch_versions.sameness.causes import search
+
+    def score(*_: Any) -> Any:
+        raise PortError("it ended")
+
+    with pytest.raises(PortError, match="it ended"):
+        search(ports.adapter_of(ports.built("llama", {})), [], score)
+
+
 def test_a_port_of_another_network(saved: Any) -> None:
     _, name = saved("mlx", "qwen3")
     other = ports.adapter_of(ports.built("qwen3", {"hidden_size": 64}))

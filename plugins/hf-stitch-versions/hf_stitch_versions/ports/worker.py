@@ -9,7 +9,7 @@ A file ``RUNTIME.py`` defines ``Runtime(path, trust)`` with
 - ``about``: a dict of ``runtime`` (name and version), ``dtype``, ``config`` (the values that the network was built
   with), ``unseen`` (what the runtime does not show, in sentences), ``padded`` (whether it takes masks) and ``inputs``
   (names; empty if it takes token ids only);
-- ``weights(name)``: the weights inside a module as NumPy arrays, by their names in it; empty if they are not readable;
+- optionally ``weights(name)``: the weights inside a module as NumPy arrays, by their names in it;
 - ``run(inputs, put, with_inputs)``, which returns the events of a batch in order of completion, at last the whole
   network under the name ``""``. ``inputs`` and the values of ``put`` (call -> place -> array) are NumPy arrays.
 """
@@ -149,7 +149,7 @@ def main(runtime: str, path: str, folder: str, trust: str) -> None:
         file = str(Path(folder, f"{number}.npz"))
         try:
             if "weights" in request:
-                weights = network.weights(request["weights"])
+                weights = network.weights(request["weights"]) if hasattr(network, "weights") else {}
                 np.savez(file, **weights)
                 answer({"names": list(weights), "arrays": file})
                 continue

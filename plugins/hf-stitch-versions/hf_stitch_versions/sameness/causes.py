@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from hf_stitch import Adapter, load
+from hf_stitch_versions.ports.port import PortError
 from hf_stitch_versions.recording import Event, Key, Values
 from hf_stitch_versions.sameness.proposals import Change
 from hf_stitch_versions.sources import Facts, Feed, Source
@@ -64,6 +65,10 @@ class Score:
         return self.place > other.place or (self.place == other.place and self.closeness > share * other.closeness)
 
 
+FAILED = Score(-1, -math.inf)
+"""Score of a network that cannot be built, or does not run."""
+
+
 def changed(adapter: Adapter, changes: Collection[Change]) -> Adapter | None:
     """Return a copy of a network with changes; ``None`` if its class does not support them."""
     model: Any = adapter.model
@@ -102,17 +107,24 @@ def search(
     Returns:
         The changes, and whether the networks are the same with all of them. Otherwise, the changes up to the last one
         that moves the first difference to a later call, or reduces it much.
+
+    Raises:
+        PortError: If the process of the second network dies.
     """
 
     def tried(changes: Collection[Change], everywhere: bool = False, left_out: Collection[str] = ()) -> Score:
         network = changed(adapter, changes)
         left_out = {*left_out, *(change.left_out for change in changes if change.left_out)}
         try:
-            return Score(-1, -math.inf) if network is None else score(network, everywhere, left_out)
+            return FAILED if network is None else score(network, everywhere, left_out)
+        except PortError:
+            raise
         except Exception:  # a changed network can fail in any way
-            return Score(-1, -math.inf)
+            return FAILED
 
     best, found, sure = tried([]), list[Change](), 0
+    if best == FAILED:  # the config does not describe the network
+        return [], False
     while math.isfinite(best.place) and len(found) < MOST:
         scores = list[tuple[Score, int, Change]]()
         for number, change in enumerate(changes):

@@ -303,7 +303,10 @@ def _assign(network: nn.Module, leaf: str, name: str, value: float) -> None:
 
 def _in_half(network: nn.Module, leaf: str, dtype: torch.dtype) -> None:
     """Round the inputs and outputs of all modules of a name."""
-    before = lambda module, args: (_rounded(args[0], dtype), *args[1:])  # noqa: E731
+
+    def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return _rounded(args[0], dtype), *args[1:]
+
     _on(network, leaf, lambda *call: _rounded(call[-1], dtype), before)
 
 

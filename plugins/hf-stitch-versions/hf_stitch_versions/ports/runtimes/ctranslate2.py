@@ -31,10 +31,6 @@ class Runtime:
         if not Path(path, "model.bin").is_file():
             raise FileNotFoundError(f"expected a folder with model.bin, got {path}")
 
-    def weights(self, name: str) -> dict[str, Any]:
-        """Return nothing: weights are not stored under the names of transformers."""
-        return {}
-
     def run(
         self, inputs: Mapping[str, Any], put: Mapping[Call, Mapping[str, Any]], with_inputs: Sequence[Call]
     ) -> list[Seen]:

@@ -63,10 +63,6 @@ class Runtime:
                        "functions between the layers of Keras are not compared"],
         }  # fmt: skip
 
-    def weights(self, name: str) -> dict[str, Any]:
-        """Return nothing: weights are not stored under the names of transformers."""
-        return {}
-
     def run(
         self, inputs: Mapping[str, Any], put: Mapping[Call, Mapping[str, Any]], with_inputs: Sequence[Call]
     ) -> list[Seen]:

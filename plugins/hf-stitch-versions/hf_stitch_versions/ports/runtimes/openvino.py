@@ -67,10 +67,6 @@ class Runtime:
                 found[module] = leaving
         yield from sorted(found.items(), key=lambda each: (places[each[1][-1]], -each[0].count(".")))
 
-    def weights(self, name: str) -> dict[str, Any]:
-        """Return nothing: weights are not stored under the names of transformers."""
-        return {}
-
     def run(
         self, inputs: Mapping[str, Any], put: Mapping[Call, Mapping[str, Any]], with_inputs: Sequence[Call]
     ) -> list[Seen]:
