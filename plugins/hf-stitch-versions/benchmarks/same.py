@@ -3,10 +3,11 @@
 The corpus is shared with the tests of ``plugins/hf-stitch-versions`` (``planted.py``, ``honest.py``): tiny networks of
 13 families on random inputs. The baseline is the usual debugging loop: forward hooks record every output of both
 networks in their own dtype, without padding. The first module, in order of execution, with an output that is not
-``torch.allclose(atol=1e-5, rtol=1e-5)`` is the culprit. The cost is CPU time of one thread for BERT with 12 layers,
+``torch.allclose(atol=1e-5, rtol=1e-5)`` is the culprit. pytest-torch compares the same pairs by its own tolerances, if
+the second network is in memory. The cost is CPU time of one thread for BERT with 12 layers,
 relative to one forward pass of the first network on the same inputs.
 
-``python -m benchmarks same`` requires the plugin: ``pip install hf-stitch-versions``.
+``python -m benchmarks same`` requires the plugin and pytest-torch: ``pip install hf-stitch-versions "hf-stitch[bench]"``.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from hf_stitch_versions.inputs import for_second, random_feeds
 from hf_stitch_versions.recording import Event, Key
 from hf_stitch_versions.sameness.distances import rows_of
 from hf_stitch_versions.sources import Feed, Network, Recorded, Source
+from pytest_torch import localize_divergence
 from torch import Tensor
 
 from benchmarks.timing import seconds, show
@@ -55,6 +57,19 @@ def first_not_close(a: Adapter, b: Adapter | Activations, data: Any) -> str | No
         places = [i for i, key in enumerate(one) if key in two and far(one[key], two[key])]
         failures += [(places[0], list(one)[places[0]][0])] if places else []
     return min(failures)[1] if failures else None
+
+
+def first_of_peer(a: Adapter, b: Adapter | Activations) -> str | None:
+    """Return the first module where pytest-torch finds a divergence; ``None`` without one."""
+    if not isinstance(b, Adapter):
+        return None
+    for feed in random_feeds(a):
+        report = localize_divergence(
+            a.model, b.model, feed.arguments, inputs_b=for_second(feed.arguments, a, b), leaf_only=False
+        )
+        if report.first is not None:
+            return report.first.name.removeprefix("<root>")
+    return None
 
 
 def feeds(a: Adapter, b: Adapter | Activations, data: Any) -> Iterator[Feed]:
@@ -99,6 +114,7 @@ def on_bugs() -> dict[str, Counter[str]]:
             sameness.is_same and any(text.startswith(f"{pair.answer}: ") for text in sameness.settings)
         )
         row["hooks"] += first_not_close(pair.a, pair.b, None) == pair.answer
+        row["peer"] += first_of_peer(pair.a, pair.b) == pair.answer
     return counts
 
 
@@ -109,8 +125,9 @@ def on_honest() -> dict[str, Counter[str]]:
         pair = honest.pair(*case)
         sameness = same(pair.a, pair.b, pair.data, progress=False, **pair.options)
         counts[pair.kind] += Counter(
-            pairs=1, same=not sameness.is_same, hooks=first_not_close(pair.a, pair.b, pair.data) is not None
-        )
+            pairs=1, same=not sameness.is_same, hooks=first_not_close(pair.a, pair.b, pair.data) is not None,
+            peer=first_of_peer(pair.a, pair.b) is not None,
+        )  # fmt: skip
     return counts
 
 
@@ -143,8 +160,8 @@ def median(job: Callable[[], object]) -> float:
 def table(title: str, rows: dict[str, Counter[str]]) -> None:
     """Print a table of counts."""
     reported = ["reported"] * any("reported" in row for row in rows.values())
-    columns = "", "pairs", "same", *["same, or reported as a setting"] * len(reported), "hooks and allclose"
-    figures = "pairs", "same", *reported, "hooks"
+    columns = "", "pairs", "same", *["same, or reported as a setting"] * len(reported), "hooks and allclose", "pytest-torch"
+    figures = "pairs", "same", *reported, "hooks", "peer"
     show(title, columns, ((name, *(row[column] for column in figures)) for name, row in rows.items()))
 
 
