@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import inspect
 import json
 import os
 import re
@@ -28,7 +29,7 @@ import torch
 import transformers
 from hf_stitch_versions import same
 from hf_stitch_versions.sameness.result import Sameness
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
 import hf_stitch
 
@@ -51,6 +52,7 @@ DECODERS = [
     "nanochat",
 ]  # fmt: skip
 ENCODERS = ["bert", "roberta", "distilbert", "xlm-roberta", "electra", "albert"]
+BODIES = [*ENCODERS, "esm"]
 FAMILIES = {
     "mlx": DECODERS,
     "openvino": [*DECODERS, "falcon", "opt", "bloom", "gpt_neo", "mpt", *ENCODERS],
@@ -61,7 +63,7 @@ FAMILIES = {
     "gguf": ["llama", "qwen2", "qwen3", "phi3", "gemma2", "stablelm", "starcoder2", "nemotron"],
     "keras": [
         "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen2_moe",
-        "qwen3_moe", "gpt2", "gpt_neox", *ENCODERS,
+        "qwen3_moe", "gpt2", "gpt_oss", "smollm3", "esm", *ENCODERS,
     ],
 }  # fmt: skip
 
@@ -115,11 +117,15 @@ VARIANTS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any] | None]] = {
 }  # fmt: skip
 
 
+OF_ROBERTA = {"pad_token_id": 1, "bos_token_id": 0, "layer_norm_eps": 1e-5}  # as in all published checkpoints
+
 OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},  # one for each layer
     "gemma3_text": {"num_hidden_layers": 6},  # MLX reads the layer that ends a pattern of six
     "cohere2": {"num_hidden_layers": 4},
     "phimoe": {"attention_bias": True, "lm_head_bias": True},
+    "roberta": OF_ROBERTA,
+    "xlm-roberta": OF_ROBERTA,
     "phi": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},  # even
 }
 """Config values of families that do not run with the common ones."""
@@ -142,7 +148,7 @@ def built(family: str, changes: Mapping[str, Any], seed: int = 0) -> Any:
     """Return a tiny random network; weights of norms and biases are random as well."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model(family, **{**base(family), **changes})
-    kind = AutoModel if family in ENCODERS else AutoModelForCausalLM
+    kind = AutoModel if family in BODIES else AutoModelForCausalLM
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in kind.from_config(config).parameters())
     if size > 5_000_000:
@@ -158,7 +164,10 @@ def built(family: str, changes: Mapping[str, Any], seed: int = 0) -> Any:
 def adapter_of(model: Any) -> hf_stitch.Adapter:
     """Return an adapter with example inputs."""
     ids = torch.randint(3, BASE["vocab_size"], (2, 6))
-    return hf_stitch.load(model, example_inputs={"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if "token_type_ids" in inspect.signature(model.forward).parameters:
+        inputs["token_type_ids"] = torch.zeros_like(ids)
+    return hf_stitch.load(model, example_inputs=inputs)
 
 
 # -- conversions -----------------------------------------------------------------------------------------------
@@ -186,6 +195,15 @@ def to_openvino(model: Any, folder: Path) -> Path:
     finally:
         del model.forward
     return folder / "model.xml"
+
+
+def to_keras(model: Any, folder: Path) -> Path:
+    """Save the body of a network in a network with a head, as most checkpoints are; keras-hub expects its names."""
+    if model.config.model_type in ENCODERS:
+        whole = AutoModelForMaskedLM.from_config(model.config)
+        setattr(whole, whole.base_model_prefix, model)
+        whole.save_pretrained(folder)
+    return folder
 
 
 def to_ctranslate2(model: Any, folder: Path) -> Path:
@@ -260,7 +278,7 @@ def to_gguf(model: Any, folder: Path) -> Path:
 
 
 CONVERTERS: dict[str, Callable[[Any, Path], Path]] = {
-    "mlx": lambda model, folder: folder, "keras": lambda model, folder: folder, "openvino": to_openvino,
+    "mlx": lambda model, folder: folder, "keras": to_keras, "openvino": to_openvino,
     "ctranslate2": to_ctranslate2, "gguf": to_gguf,
 }  # fmt: skip
 

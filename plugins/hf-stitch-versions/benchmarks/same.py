@@ -7,7 +7,8 @@ networks in their own dtype, without padding. The first module, in order of exec
 the second network is in memory. The cost is CPU time of one thread for BERT with 12 layers,
 relative to one forward pass of the first network on the same inputs.
 
-``python -m benchmarks same`` requires the plugin and pytest-torch: ``pip install hf-stitch-versions "hf-stitch[bench]"``.
+``python -m benchmarks same`` requires the plugin and pytest-torch:
+``pip install hf-stitch-versions "hf-stitch[bench]"``.
 """
 
 from __future__ import annotations
@@ -160,9 +161,9 @@ def median(job: Callable[[], object]) -> float:
 def table(title: str, rows: dict[str, Counter[str]]) -> None:
     """Print a table of counts."""
     reported = ["reported"] * any("reported" in row for row in rows.values())
-    columns = "", "pairs", "same", *["same, or reported as a setting"] * len(reported), "hooks and allclose", "pytest-torch"
+    columns = "pairs", "same", *["same, or reported as a setting"] * len(reported), "hooks and allclose", "pytest-torch"
     figures = "pairs", "same", *reported, "hooks", "peer"
-    show(title, columns, ((name, *(row[column] for column in figures)) for name, row in rows.items()))
+    show(title, ("", *columns), ((name, *(row[column] for column in figures)) for name, row in rows.items()))
 
 
 def main() -> None:

@@ -13,6 +13,8 @@ import torch
 from hf_stitch_versions import DifferentError, PortError, assert_same, same
 from hf_stitch_versions.ports.port import FOLDER, Port
 from hf_stitch_versions.ports.prefixes import prefixed
+from hf_stitch_versions.sameness.causes import changed
+from hf_stitch_versions.sameness.proposals import proposals
 from typer.testing import CliRunner
 
 import hf_stitch
@@ -79,6 +81,24 @@ def test_several_causes_come_out_one_after_the_other(saved: Any, tmp_path: Path)
     (Path(name.partition(":")[2]) / "config.json").write_text(json.dumps(config), "utf-8")
     sameness = same(first, name, progress=False)
     assert sorted(cause.kind for cause in sameness.causes) == ["RoPE base", "norm epsilon"]
+    assert sameness.explained
+
+
+def test_the_scale_of_attention_in_a_config_of_integers(saved: Any) -> None:
+    """Gemma's config refuses 8.0."""
+    sameness = same(*saved("ctranslate2", "gemma3_text", num_hidden_layers=2), progress=False)
+    assert [cause.text for cause in sameness.causes] == ["with query_pre_attn_scalar 8 instead of 256"]
+    assert sameness.explained
+
+
+def test_embeddings_that_a_port_drops(saved: Any, tmp_path: Path) -> None:
+    """As keras-hub drops the token types of RoBERTa, whose embeddings are one module there."""
+    model = ports.built("bert", {})
+    first = ports.adapter_of(model)
+    without = changed(first, [change for change in proposals(model, {}) if change.kind == "missing embedding"])
+    assert without is not None
+    sameness = same(first, ports.converted("openvino", without.model, tmp_path), progress=False)
+    assert [cause.text for cause in sameness.causes] == ["with no embeddings of token types"]
     assert sameness.explained
 
 

@@ -26,7 +26,7 @@ BASES = (10000.0, 1000000.0, 500000.0)
 NEUTRAL = ("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale")
 """Config keys of scales that are 1 without effect."""
 
-OF_HEADS = {"attention_multiplier": -0.5, "query_pre_attn_scalar": 1.0}
+OF_HEADS = {"attention_multiplier": -0.5, "query_pre_attn_scalar": 1}
 """Config keys of scales -> power of the size of a head."""
 
 KEPT = {"use_cache", "return_dict", "output_attentions", "output_hidden_states", "torchscript", "is_encoder_decoder"}
@@ -91,7 +91,17 @@ def proposals(model: nn.Module, port: Mapping[str, Any], *, only_settings: bool 
 
 
 def _set(key: str, value: Any) -> Callable[[Any], object]:
-    return lambda config: setattr(config, key, value)
+    """Return an edit of a config; a number gets the type of its old value, which configs can insist on."""
+
+    def edit(config: Any) -> None:
+        kind = type(getattr(config, key))
+        setattr(
+            config,
+            key,
+            kind(value) if kind in (int, float) and isinstance(value, (int, float)) and kind(value) == value else value,
+        )
+
+    return edit
 
 
 def _of_port(values: Mapping[str, Any], port: Mapping[str, Any]) -> Iterator[Change]:
@@ -196,6 +206,7 @@ def _weights(model: nn.Module, values: Mapping[str, Any]) -> Iterator[Change]:
         ("dropped bias", "no biases in all layers", r"(?!.*norm).*bias", torch.zeros_like),
         ("half precision", "weights rounded to float16", ".*", partial(_rounded, dtype=torch.float16)),
         ("half precision", "weights rounded to bfloat16", ".*", partial(_rounded, dtype=torch.bfloat16)),
+        ("missing embedding", "no embeddings of token types", r".*token_type_embeddings\.weight", torch.zeros_like),
         *(("positions", f"positions moved by {n}", tables, partial(torch.roll, shifts=n, dims=0)) for n in (1, -1)),
         *(("norm weight", f"{n:+} added to the weights of norms", norms, partial(torch.add, other=n)) for n in (1, -1)),
     ]  # fmt: skip
