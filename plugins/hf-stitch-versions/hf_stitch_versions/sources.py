@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
@@ -52,6 +52,13 @@ class Facts:
 def told_as(share: float, kinds: Iterable[str]) -> str:
     """Describe the share of the weights of a network that are stored as integers, and their formats."""
     return f"{share:.0%} of its weights are integers ({', '.join(sorted({*kinds}))})" if share else ""
+
+
+def check_shape(source: object, name: str, value: Tensor, axes: Sequence[int | None], advice: str) -> None:
+    """Raise an error if an input does not have the fixed axes that a file declares; the other axes are ``None``."""
+    if len(axes) != value.dim() or any(fixed not in (None, n) for fixed, n in zip(axes, value.shape, strict=True)):
+        expected = ", ".join("any" if fixed is None else str(fixed) for fixed in axes)
+        raise ValueError(f"{source} requires {name} of shape ({expected}), got {tuple(value.shape)}. {advice}")
 
 
 def in_memory(network: Adapter) -> Adapter:

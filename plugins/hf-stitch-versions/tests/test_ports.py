@@ -241,6 +241,23 @@ def test_a_port_of_another_network(saved: Any) -> None:
     assert not sameness.explained
 
 
+def test_a_port_with_a_fixed_shape(saved: Any, tmp_path: Path) -> None:
+    openvino = pytest.importorskip("openvino")
+    first, name = saved("openvino", "llama", num_hidden_layers=1)
+    graph = openvino.Core().read_model(name.partition(":")[2])
+    graph.reshape({port.any_name: [1, 5] for port in graph.inputs})
+    openvino.save_model(graph, tmp_path / "fixed.xml", compress_to_fp16=False)
+    with pytest.raises(ValueError, match=r"fixed\.xml requires input_ids of shape \(1, 5\), got \(8, .*batch_size"):
+        same(first, tmp_path / "fixed.xml", progress=False)
+
+
+def test_a_folder_that_changes(runtime: Any) -> None:
+    port = runtime("pass")
+    (port.path / "weights").write_bytes(b"new")
+    with pytest.raises(ValueError, match=r"files of .* changed during the comparison"):
+        port.weights("")
+
+
 def test_a_missing_folder(saved: Any, tmp_path: Path) -> None:
     first, _ = saved("ctranslate2", "llama")
     with pytest.raises(FileNotFoundError, match="nowhere"):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_stitch_versions.recording import Event, Key, Values, values_of
-from hf_stitch_versions.sources import Facts, Feed, Source
+from hf_stitch_versions.sources import Facts, Feed, Source, check_shape
 
 FOLDER = Path(__file__).parent
 
@@ -28,6 +28,9 @@ SECONDS = 600.0
 
 PACKAGES = {"mlx": "mlx[cpu] mlx-lm", "openvino": "openvino", "keras": "keras-hub", "ctranslate2": "ctranslate2"}
 """Runtime -> packages that it requires."""
+
+FIXED = "Convert it with dynamic shapes, or pass data of this shape and a batch_size equal to the number of samples"
+"""Advice for a network with fixed shapes."""
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32)}
 
@@ -49,7 +52,7 @@ class Port(Source):
     Raises:
         ImportError: If the runtime is not installed.
         PortError: If the process dies, or exceeds the time limit.
-        ValueError: If the runtime cannot load the network.
+        ValueError: If the runtime cannot load the network, or its files change later.
     """
 
     inferred: ClassVar[bool] = True  # without masks, and modules may be inferred from names
@@ -73,7 +76,9 @@ class Port(Source):
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=_read, args=(self._process, self._lines), daemon=True).start()
         about = self._answer("loading")["about"]
+        self._files = _stamps(path)
         self._inputs = about["inputs"]
+        self._shapes: Mapping[str, list[int | None]] = about.get("shapes", {})
         self.facts = Facts(about["runtime"], about["config"], tuple(about["unseen"]), about["padded"])
         self.quantized = about.get("quantized", "")
         found = [DTYPES[name] for name in about["dtype"] if name in DTYPES]
@@ -106,6 +111,8 @@ class Port(Source):
             raise ValueError(
                 f"{self} requires the inputs {', '.join(missing)}, but the first network has only {', '.join(tensors)}"
             )
+        for name, axes in self._shapes.items():
+            check_shape(self, name, tensors[name], axes, FIXED)
         return {name: tensors[name] for name in names}
 
     def _run(
@@ -136,6 +143,8 @@ class Port(Source):
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request, and wait for the answer."""
+        if _stamps(self.path) != self._files:
+            raise ValueError(f"the files of {self} changed during the comparison; compare it again")
         assert self._process.stdin is not None
         with suppress(OSError):  # of a process that has ended: the missing answer is the error
             self._process.stdin.write(json.dumps(request) + "\n")
@@ -167,6 +176,12 @@ class Port(Source):
 
 _Call = tuple[Key, str, Key | None, dict[str, Tensor], dict[str, Tensor]]
 """Call, class, parent, outputs and inputs."""
+
+
+def _stamps(path: Path) -> list[tuple[Path, int, int]]:
+    """Return names, sizes and times of the files in a folder, or of a file and the weights of OpenVINO beside it."""
+    files = path.iterdir() if path.is_dir() else [path, path.with_suffix(".bin")]
+    return sorted((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file())
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -7,8 +7,8 @@ what is known about the network. Each request is then a batch of samples; its an
 A file ``RUNTIME.py`` defines ``Runtime(path, trust)`` with
 
 - ``about``: a dict of ``runtime`` (name and version), ``dtype``, ``config`` (the values that the network was built
-  with), ``unseen`` (what the runtime does not show, in sentences), ``padded`` (whether it takes masks) and ``inputs``
-  (names; empty if it takes token ids only);
+  with), ``unseen`` (what the runtime does not show, in sentences), ``padded`` (whether it takes masks), ``inputs``
+  (names; empty if it takes token ids only) and optionally ``shapes`` (input -> axes, with ``None`` for any length);
 - optionally ``weights(name)``: the weights inside a module as NumPy arrays, by their names in it;
 - ``run(inputs, put, with_inputs)``, which returns the events of a batch in order of completion, at last the whole
   network under the name ``""``. ``inputs`` and the values of ``put`` (call -> place -> array) are NumPy arrays.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hf_stitch_versions.recording import Event, Key, Values, is_value, values_of
 from hf_stitch_versions.sameness.distances import partners
 from hf_stitch_versions.sameness.graphs import calls_of, integers_of, read
-from hf_stitch_versions.sources import Feed, Source, told_as
+from hf_stitch_versions.sources import Feed, Source, check_shape, told_as
 
 DTYPES = {1: torch.float32, 10: torch.float16, 11: torch.float64}
 """ONNX number of a dtype -> dtype, for all dtypes that ONNX Runtime computes in on the CPU."""
@@ -108,12 +108,9 @@ class Onnx(Source):
                 "Export it with these input names"
             )
         for name, kind in self._inputs.items():
-            axes = [axis.dim_value if axis.HasField("dim_value") else None for axis in kind.shape.dim]
-            shape = list(inputs[name].shape)
-            fits = len(axes) == len(shape) and all(fixed in (None, n) for fixed, n in zip(axes, shape, strict=True))
-            if kind.HasField("shape") and not fits:
-                expected = ", ".join("any" if fixed is None else str(fixed) for fixed in axes)
-                raise ValueError(f"{self} requires {name} of shape ({expected}), got {tuple(shape)}. {DYNAMIC}")
+            if kind.HasField("shape"):
+                axes = [axis.dim_value if axis.HasField("dim_value") else None for axis in kind.shape.dim]
+                check_shape(self, name, inputs[name], axes, DYNAMIC)
         return {
             name: torch.from_numpy(inputs[name].cpu().numpy().astype(self._numpy(kind.elem_type)))
             for name, kind in self._inputs.items()

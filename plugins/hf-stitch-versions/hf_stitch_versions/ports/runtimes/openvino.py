@@ -36,6 +36,8 @@ class Runtime:
             "runtime": f"OpenVINO {openvino.__version__.partition('-')[0]}", "config": {}, "padded": True,
             "dtype": [dtypes[kind] for kind in sorted(kinds) if kind in dtypes],
             "inputs": [self._name(each) for each in self._model.inputs],
+            "shapes": {self._name(each): axes(each.partial_shape) for each in self._model.inputs
+                       if each.partial_shape.rank.is_static},
             "quantized": f"some weights are integers ({', '.join(integers)})" if integers else "",
             "unseen": ["the CPU plugin computed in float32, also where it would choose a coarser dtype",
                        *([] if self._calls else unnamed)],
@@ -111,6 +113,11 @@ class Runtime:
         values = {source(port).get_friendly_name(): value for port, value in zip(model.outputs, outputs, strict=True)}
         names = [min(port.get_names(), key=len, default=str(place)) for place, port in enumerate(self._model.outputs)]
         return values | dict(constants), dict(zip(names, outputs, strict=False))
+
+
+def axes(shape: Any) -> list[int | None]:
+    """Return the fixed length of every axis; ``None`` for the others."""
+    return [axis.get_length() if axis.is_static else None for axis in shape]
 
 
 def source(port: Any) -> Any:
