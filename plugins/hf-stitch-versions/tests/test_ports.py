@@ -62,6 +62,8 @@ def test_an_honest_port_is_the_same(saved: Any, runtime: str, family: str) -> No
         ("gemma", {}, "model.layers.0.mlp", "activation", "hidden_act gelu instead of gelu_pytorch_tanh"),
         ("mistral", {"sliding_window": 8, "rope_parameters": {**BASE, "rope_theta": 10000.0}},
          "model.layers.0.self_attn", "window", "no sliding window instead of 8"),
+        ("gemma2", {"sliding_window": 64, "num_hidden_layers": 1},  # only the longest text shows it
+         "model.layers.0.self_attn", "window", "no sliding window instead of 64"),
     ],
 )  # fmt: skip
 def test_the_cause_of_a_silent_fault(

@@ -461,8 +461,10 @@ class Comparison:
             (found,) = self.measure(self.reference, [Look(replay, self.calls)], batches=alone)
             if not self.differing(found, ()):
                 return [Cause("padding", "without padding")], True
-        (found,) = self.measure(self.reference, [Look(replay, self.calls)], batches=batches[:1])
-        few = batches[:1] if self.differing(found, ()) else batches[-1:]
+        for few in ([feed] for feed in (batches[0], *reversed(batches))):  # the last ones are the longest
+            (found,) = self.measure(self.reference, [Look(replay, self.calls)], batches=few)
+            if self.differing(found, ()):
+                break
         if few[0] is not batches[0]:  # equal on short texts
             changes = [change for change in changes if change.kind in OF_LENGTHS]
 
