@@ -338,9 +338,11 @@ class Comparison:
     def wrong(self, key: Key, before: Deviations, repaired: Collection[Key]) -> bool:
         """Return whether the pair of a call is wrong, from the effect of repairing it.
 
-        It is wrong if the call cannot be repaired, calls that agreed now differ, or the difference of the network's
-        outputs doubles.
+        It is wrong if no other call receives the difference, the call cannot be repaired, calls that agreed now
+        differ, or the difference of the network's outputs doubles.
         """
+        if not self.arrives(key):
+            return True
         after = self.repaired([*repaired, key])
 
         def ratio(deviations: Deviations, key: Key) -> float:
@@ -348,6 +350,30 @@ class Comparison:
 
         broken = any(ratio(before, call) <= 1 and ratio(after, call) > 2 for call in after)
         return broken or ratio(after, key) > 1 or ratio(after, self.end) > 2 * ratio(before, self.end)
+
+    def arrives(self, key: Key) -> bool:
+        """Return whether the calls that receive an output in the first network receive different values in the second.
+
+        It is true if no paired call receives the output, or if the second network does not show its inputs.
+        """
+        events = dict[Key, Event]()
+        later = [call for call in self.order[self.order.index(key) + 1 :] if call in self.calls]
+
+        def record(event: Event) -> None:
+            events[event.key] = replace(event, outputs={place: v.clone() for place, v in event.outputs.items()})
+
+        self.reference.watch(self.first, record, later)
+        outputs = events[key].outputs.values()
+        readers = [
+            call for call in later
+            if any(torch.equal(x, y) for x in events[call].inputs.values() for y in outputs if x.shape == y.shape)
+        ]  # fmt: skip
+        (found,) = self.measure(self.reference, [Look(self.source, self.calls)], readers, batches=[self.first])
+        equal = [
+            bool(found[call].inputs) and found[call].input <= self.tolerance * self.null[call].input
+            for call in readers if call in found
+        ]  # fmt: skip
+        return not equal or not all(equal)
 
     def unpair(self, keys: Collection[Key]) -> None:
         """Drop wrong pairs."""
