@@ -520,11 +520,9 @@ def port() -> Namespace:
         vocab_size=60, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
     )
     model = transformers.LlamaForCausalLM(config).eval()
-    model.save_pretrained("port")
-    return {
-        "model": model,
-        "original": hf_stitch.load(model, example_inputs={"input_ids": torch.ones(2, 4, dtype=int)}),
-    }
+    for folder in ("port", "org/model"):
+        model.save_pretrained(folder)
+    return {"original": hf_stitch.load(model, example_inputs={"input_ids": torch.ones(2, 4, dtype=int)})}
 
 
 ALONE = (

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hf_stitch.cli.functions import is_function
+from hf_stitch.cli.options import NAMES
 from hf_stitch.cli.verbs import Job, command
 
 BatchSize = Annotated[
@@ -18,6 +19,13 @@ FILES = (".onnx", ".npz", ".safetensors")
 """Suffixes of files that are accepted as the second network."""
 
 
+Second = Annotated[
+    str,
+    typer.Argument(
+        help=f"The second network: {NAMES}; a file .onnx, .npz or .gguf; or mlx:FOLDER, openvino:FILE.xml, "
+        "keras:FOLDER or ctranslate2:FOLDER."
+    ),
+]
 Python = Annotated[
     list[str] | None,
     typer.Option(help="Interpreter of the environment of a runtime, such as keras=envs/keras/bin/python. Repeatable."),
@@ -26,17 +34,15 @@ Trust = Annotated[bool, typer.Option("--trust", help="Run code inside the file o
 
 
 @command("hf_stitch_versions.sameness.workflow:same", without=["plan"])
-def same(job: Job, batch_size: BatchSize = 8, python: Python = None, trust: Trust = False) -> None:
+def same(job: Job, b: Second, batch_size: BatchSize = 8, python: Python = None, trust: Trust = False) -> None:
     """Compare two networks; the exit status is 0 if they are the same, 1 if they differ, and 2 after an error."""
     from hf_stitch_versions.ports.prefixes import SUFFIXES, prefixed
 
-    name = job.given["b"]
-    is_file = Path(name).suffix in {*FILES, *SUFFIXES} and not is_function(name) and not Path(name).is_dir()
+    is_file = Path(b).suffix in {*FILES, *SUFFIXES} and not is_function(b) and not Path(b).is_dir()
     pythons = dict(map(_interpreter, python or []))
     try:
-        second = name if prefixed(name) else Path(name) if is_file else None
-        given = {} if second is None else {"b": second}
-        sameness = job.run(batch_size=batch_size, python=pythons, trust=trust, **given)
+        second = b if prefixed(b) else Path(b) if is_file else job.shared.load(b)
+        sameness = job.run(b=second, batch_size=batch_size, python=pythons, trust=trust)
     except Exception as error:  # of any kind: 1 is an answer
         raise typer.BadParameter(str(error) or type(error).__name__) from error
     job.finish(sameness, "same.json", {"same.png": {}})

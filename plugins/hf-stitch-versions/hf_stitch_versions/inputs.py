@@ -192,9 +192,8 @@ def _runs(network: Source, feed: Feed, most: int) -> bool:
 
 
 def _is_masked(adapter: Adapter) -> bool:
-    """Return whether random texts of a network are padded."""
-    interface = adapter.interface
-    return interface.modality == "text" and interface.pad_id is not None and interface.mask in adapter.example
+    """Return whether random texts of a network are padded: with any token if it has no padding token."""
+    return adapter.interface.modality == "text" and adapter.interface.mask in adapter.example
 
 
 def _feed(

@@ -148,6 +148,14 @@ def test_a_length_out_of_reach_is_in_the_answer(monkeypatch: pytest.MonkeyPatch)
     assert Sameness.from_dict(found.to_dict()) == found
 
 
+@pytest.mark.parametrize("pad", [0, None])
+def test_texts_are_padded_on_both_sides_also_without_a_padding_token(pad: int | None) -> None:
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**DECODER | {"pad_token_id": pad})).eval()
+    masks = [feed.mask for feed in inputs.random_feeds(hf_stitch.load(model))]
+    assert all(mask is not None for mask in masks)
+    assert {side for mask in masks for side in (0, -1) if not bool(mask[:, side].all())} == {0, -1}  # type: ignore[index]
+
+
 def test_the_bound_counts_the_values_of_all_modules() -> None:
     one, _ = pair("sliding_window")
     adapter = hf_stitch.load(one)

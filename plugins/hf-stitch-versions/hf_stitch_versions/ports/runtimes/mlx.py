@@ -41,11 +41,15 @@ class Runtime:
         floats = {str(w.dtype).rpartition(".")[2] for w in weights if mx.issubdtype(w.dtype, mx.floating)}
         arguments: Any = getattr(self.network, "args", None)
         known = dataclasses.asdict(arguments) if hasattr(arguments, "__dataclass_fields__") else {}
-        quantized = any(hasattr(module, "scales") for _, module in self.network.named_modules())
+        packed = [module for _, module in self.network.named_modules() if "scales" in module]
+        integers = sum(module.weight.size * 32 // module.bits for module in packed)
+        scales = sum(module[key].size for module in packed for key in ("scales", "biases") if key in module)
+        share = integers / (integers + sum(w.size for w in weights if mx.issubdtype(w.dtype, mx.floating)) - scales)
+        kinds = ", ".join(sorted({f"{module.bits} bits" for module in packed}))
         self.about = {
             "runtime": f"mlx-lm {mlx_lm.__version__}", "dtype": sorted(floats), "inputs": [], "padded": False,
             "config": {key: value for key, value in known.items() if plain(value)},
-            "quantized": "some layers are quantized by MLX" if quantized else "",
+            "quantized": f"{share:.0%} of its weights are integers ({kinds})" if packed else "",
             "unseen": ["samples ran one by one, because mlx-lm takes no attention mask"],
         }  # fmt: skip
 
