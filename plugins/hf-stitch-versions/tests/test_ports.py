@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from hf_stitch_versions.ports.port import FOLDER, Port
 from hf_stitch_versions.ports.prefixes import prefixed
 from hf_stitch_versions.sameness.causes import changed
 from hf_stitch_versions.sameness.proposals import proposals
+from hf_stitch_versions.sources import Feed
 from typer.testing import CliRunner
 
 import hf_stitch
@@ -164,6 +167,39 @@ def test_code_in_a_folder_runs_with_trust_only(saved: Any) -> None:
     assert marker.exists()
 
 
+@pytest.fixture
+def keras() -> dict[str, str]:
+    """Environment with keras-hub, which brings TensorFlow."""
+    if "HF_STITCH_KERAS" not in os.environ:
+        pytest.skip("needs HF_STITCH_KERAS, the interpreter of an environment with keras-hub")
+    return {"keras": os.environ["HF_STITCH_KERAS"]}
+
+
+def test_an_honest_port_to_keras_is_the_same(keras: dict[str, str], tmp_path: Path) -> None:
+    model = ports.built("qwen2", {"num_hidden_layers": 1})
+    sameness = same(ports.adapter_of(model), ports.converted("keras", model, tmp_path), python=keras, progress=False)
+    assert sameness.is_same, sameness.verdict
+    assert len(sameness.modules) > 10
+    assert sameness.runtime.startswith("keras-hub")
+
+
+def test_lambda_layers_run_with_trust_only(keras: dict[str, str], tmp_path: Path) -> None:
+    marker, file = tmp_path / "marker", tmp_path / "model.keras"
+    code = (
+        "import keras\n"
+        f"layer = keras.layers.Lambda(lambda x: (open({str(marker)!r}, 'w').close(), x)[1], output_shape=(4,))\n"
+        f"keras.Sequential([keras.Input((4,), name='x'), layer]).save({str(file)!r})\n"
+    )
+    subprocess.run([keras["keras"], "-c", code], check=True, capture_output=True)
+    marker.unlink(missing_ok=True)
+    with pytest.raises(ValueError, match=r"model\.keras failed while loading: ValueError: .*Lambda"):
+        Port("keras", file, python=keras["keras"])
+    assert not marker.exists()
+    trusted = Port("keras", file, python=keras["keras"], trust=True)
+    trusted.watch(Feed((0,), {"x": torch.zeros(1, 4)}), lambda event: None)
+    assert marker.exists()
+
+
 # -- what goes wrong -------------------------------------------------------------------------------------------
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Port]:
@@ -187,9 +223,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
     return make
 
 
-def feed() -> Any:
-    from hf_stitch_versions.sources import Feed
-
+def feed() -> Feed:
     return Feed((0,), {"input_ids": torch.tensor([[3, 4]])})
 
 
