@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     ConvBertConfig,
     ConvBertForSequenceClassification,
@@ -46,8 +47,20 @@ FAMILIES = {
 }  # fmt: skip
 """Suite and family -> where texts are padded."""
 
-STATED = {"causal:gpt_neo"}
-"""Families whose networks compute a part in float32, whatever the dtype of their weights."""
+
+class Attention(TorchDispatchMode):
+    """Records the dtypes of products and softmax; some networks use float32, whatever the dtype of their weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes = set[torch.dtype]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        product = func is torch.ops.aten.bmm.default and args[0].shape[-1] > 1  # RoPE computes angles as outer products
+        if product or func is torch.ops.aten._softmax.default:
+            self.dtypes.add(output.dtype)
+        return output
 
 
 @cache
@@ -70,10 +83,12 @@ def test_activations_of_a_family_do_not_depend_on_the_batch(which: tuple[str, st
     network = family(*which, side)
     assert network._padded().padding == FAMILIES[which]
     assert padding.moved(network, side, 8) <= 1e-5
-    if ":".join(which) not in {"causal:mixtral", *STATED}:  # experts have no kernel in float64
+    if which != ("causal", "mixtral"):  # experts have no kernel in float64
         network.model.double()
         try:
-            assert padding.moved(padding.tokenizing(network), side, 8) <= 1e-9
+            with Attention() as attention:
+                difference = padding.moved(padding.tokenizing(network), side, 8)
+            assert difference <= (1e-7 if torch.float32 in attention.dtypes else 1e-12)
         finally:
             network.model.float()
 
