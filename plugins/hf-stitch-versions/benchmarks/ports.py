@@ -79,7 +79,8 @@ def rope(values: Mapping[str, Any], **new: Any) -> dict[str, Any] | None:
     if not own or "rope_theta" not in own:
         return None
     new = {key: value(own["rope_theta"]) if callable(value) else value for key, value in new.items()}
-    return {"rope_parameters": {**own, "rope_type": "default", **new}}
+    kept = {key: value for key, value in own.items() if key != "type"}  # an older name of rope_type
+    return {"rope_parameters": {**kept, "rope_type": "default", **new}}
 
 
 def keys(values: Mapping[str, Any], **new: Any) -> dict[str, Any] | None:

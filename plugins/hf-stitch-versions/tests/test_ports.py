@@ -18,6 +18,7 @@ from hf_stitch_versions.ports.prefixes import prefixed
 from hf_stitch_versions.sameness.causes import changed
 from hf_stitch_versions.sameness.proposals import proposals
 from hf_stitch_versions.sources import Feed
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import hf_stitch
@@ -108,8 +109,6 @@ def test_embeddings_that_a_port_drops(saved: Any, tmp_path: Path) -> None:
 
 
 def test_weights_that_differ_are_named(saved: Any) -> None:
-    from safetensors.torch import load_file, save_file
-
     first, name = saved("mlx", "qwen3")
     file = Path(name.partition(":")[2]) / "model.safetensors"
     state = load_file(file)
@@ -119,6 +118,17 @@ def test_weights_that_differ_are_named(saved: Any) -> None:
     assert finding.module == "model.layers.1.mlp.up_proj"
     assert finding.weights
     assert "weight" in finding.weights[0]
+
+
+def test_a_pair_by_name_whose_difference_arrives_nowhere(saved: Any) -> None:
+    """In transformers, the embedding of Gemma scales its output; in MLX, the network does. A second fault hides it."""
+    first, name = saved("mlx", "gemma2", num_hidden_layers=1)
+    file = Path(name.partition(":")[2]) / "model.safetensors"
+    state = {key: value + 1 if "norm" in key else value for key, value in load_file(file).items()}
+    save_file(state, file, metadata={"format": "pt"})
+    sameness = same(first, name, progress=False)
+    assert sameness.findings[0].module == "model.layers.0.input_layernorm"
+    assert [cause.text for cause in sameness.causes] == ["with +1 added to the weights of norms"]
 
 
 def test_assert_same(saved: Any) -> None:
