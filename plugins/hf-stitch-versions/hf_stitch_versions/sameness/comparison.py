@@ -140,7 +140,7 @@ class Comparison:
         inside = [key for key in differing if self.hidden(key, differing)] if self.sure else []
         quantized = self.quantized() if differing else ""
         limit = 0 if quantized and self.source.inferred else FINDINGS
-        causes, explained = list[Cause](), False
+        causes, explained, searched = list[Cause](), False, 0
         first: Key | None = self.end
         unseen = list(self.source.facts.unseen)
         try:
@@ -153,7 +153,12 @@ class Comparison:
                 repaired += [key, *same_cause]
                 before, deviations = deviations, self.repaired(repaired)
                 self.add(findings, self.finding(key, first, before, deviations), [key, *same_cause])
-            if findings and not quantized:
+                if self.source.inferred and not searched:  # a cause that explains everything ends the search
+                    searched = len(self.calls)
+                    causes, explained = self.causes(with_weights=bool(findings[0].weights))
+                    if explained:
+                        break
+            if findings and not quantized and len(self.calls) != searched and not explained:
                 causes, explained = self.causes(with_weights=bool(findings[0].weights))
         except PortError as error:  # the differences found so far are known
             unseen.append(f"the search ended early: {error}")
@@ -368,7 +373,7 @@ class Comparison:
             call for call in later
             if any(torch.equal(x, y) for x in events[call].inputs.values() for y in outputs if x.shape == y.shape)
         ]  # fmt: skip
-        (found,) = self.measure(self.reference, [Look(self.source, self.calls)], readers, batches=[self.first])
+        (found,) = self.measure(self.reference, [Look(self.source, self.calls)], readers)
         equal = [
             bool(found[call].inputs) and found[call].input <= self.tolerance * self.null[call].input
             for call in readers if call in found
