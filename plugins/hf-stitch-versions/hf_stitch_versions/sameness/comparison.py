@@ -153,7 +153,7 @@ class Comparison:
                 repaired += [key, *same_cause]
                 before, deviations = deviations, self.repaired(repaired)
                 self.add(findings, self.finding(key, first, before, deviations), [key, *same_cause])
-                if self.source.inferred and not searched:  # a cause that explains everything ends the search
+                if self.source.facts.runtime and not searched:  # a port: a cause that explains all ends the search
                     searched = len(self.calls)
                     causes, explained = self.causes(with_weights=bool(findings[0].weights))
                     if explained:
@@ -175,8 +175,8 @@ class Comparison:
             _name(self.reference.dtype), _name(self.coarse), self.n,
             None if self.samples is None else self.samples.fingerprint,
             tuple(next(filter(None, self.run.processes.gather(self.inputs)), [])),
-            tuple(self.settings()), tuple(findings), first is None and self.whole, tuple(rows), self.missing,
-            self.extra, tuple(dict.fromkeys(key[0] for key in inside)), self.by_names, self.bound, quantized,
+            tuple(self.settings()), tuple(findings), (first is None or explained) and self.whole,
+            tuple(rows), self.missing, self.extra, tuple(dict.fromkeys(key[0] for key in inside)), self.by_names, self.bound, quantized,
             tuple(causes), explained, self.source.facts.runtime, tuple(unseen),
         )  # fmt: skip
 
@@ -491,7 +491,7 @@ class Comparison:
             alone = [single for feed in batches for single in unpadded(feed)]
             (found,) = self.measure(self.reference, [Look(replay, self.calls)], batches=alone)
             if not self.differing(found, ()):
-                return [Cause("padding", "without padding")], True
+                return [Cause("padding", "on texts without padding")], True
         for few in ([feed] for feed in (batches[0], *reversed(batches))):  # the last ones are the longest
             (found,) = self.measure(self.reference, [Look(replay, self.calls)], batches=few)
             if self.differing(found, ()):

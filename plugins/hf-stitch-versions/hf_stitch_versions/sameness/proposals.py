@@ -156,10 +156,12 @@ def _rotary(values: Mapping[str, Any], port: Mapping[str, Any]) -> Iterator[Chan
                 "RoPE base", f"rope_theta {base:g} instead of {here} and {text}", partial(edit, base=base, scaled=False)
             )
     for share in {table.get("partial_rotary_factor") for table in own} - {None}:
-        for other, new in product(sorted({1.0, 0.5, 0.25} - {share}), (None, *others)):
+        shares, kept = sorted({1.0, 0.5, 0.25} - {share}), (True, False) if scalings else (True,)
+        for other, new, scaled in product(shares, (None, *others), kept):
             text = f"partial_rotary_factor {other} instead of {share}"
             text += "" if new is None else f" and rope_theta {new:g} instead of {here}"
-            yield Change("RoPE share of the head", text, partial(edit, base=new, scaled=True, share=other))
+            text += "" if scaled else f" and no RoPE scaling instead of {', '.join(scalings)}"
+            yield Change("RoPE share of the head", text, partial(edit, base=new, scaled=scaled, share=other))
 
 
 def _settings(values: Mapping[str, Any]) -> Iterator[Change]:

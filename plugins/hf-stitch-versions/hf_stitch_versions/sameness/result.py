@@ -166,7 +166,8 @@ class Sameness(Result):
             ran on the inputs of the first.
         settings: Settings that differ, in words.
         findings: Modules that differ, in order of execution.
-        complete: Whether the findings explain all differences: the outputs agree after repairing them.
+        complete: Whether the findings explain all differences, because the outputs agree after repairing them, or the
+            causes do.
         modules: All compared calls, in order of completion.
         missing: Modules of the first network without a partner in the second.
         extra: Modules of the second network without a partner in the first.
