@@ -175,9 +175,9 @@ class Comparison:
             _name(self.reference.dtype), _name(self.coarse), self.n,
             None if self.samples is None else self.samples.fingerprint,
             tuple(next(filter(None, self.run.processes.gather(self.inputs)), [])),
-            tuple(self.settings()), tuple(findings), (first is None or explained) and self.whole,
-            tuple(rows), self.missing, self.extra, tuple(dict.fromkeys(key[0] for key in inside)), self.by_names, self.bound, quantized,
-            tuple(causes), explained, self.source.facts.runtime, tuple(unseen),
+            tuple(self.settings()), tuple(findings), (first is None or explained) and self.whole, tuple(rows),
+            self.missing, self.extra, tuple(dict.fromkeys(key[0] for key in inside)), self.by_names, self.bound,
+            quantized, tuple(causes), explained, self.source.facts.runtime, tuple(unseen),
         )  # fmt: skip
 
     # -- passes --------------------------------------------------------------------------------------------------------
