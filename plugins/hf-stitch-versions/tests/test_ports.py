@@ -300,7 +300,7 @@ def test_a_port_with_a_fixed_shape(saved: Any, tmp_path: Path) -> None:
 def test_a_folder_that_changes(runtime: Any) -> None:
     port = runtime("pass")
     (port.path / "weights").write_bytes(b"new")
-    with pytest.raises(ValueError, match=r"files of .* changed during the comparison"):
+    with pytest.raises(PortError, match=r"files of .* changed during the comparison"):
         port.weights("")
 
 

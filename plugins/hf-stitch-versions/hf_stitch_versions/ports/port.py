@@ -36,7 +36,7 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, 
 
 
 class PortError(RuntimeError):
-    """The process of another runtime died, or exceeded its time limit."""
+    """The process of another runtime died or exceeded its time limit, or the files of its network changed."""
 
 
 class Port(Source):
@@ -51,8 +51,8 @@ class Port(Source):
 
     Raises:
         ImportError: If the runtime is not installed.
-        PortError: If the process dies, or exceeds the time limit.
-        ValueError: If the runtime cannot load the network, or its files change later.
+        PortError: If the process dies or exceeds the time limit, or the files change later.
+        ValueError: If the runtime cannot load the network.
     """
 
     inferred: ClassVar[bool] = True  # without masks, and modules may be inferred from names
@@ -144,7 +144,7 @@ class Port(Source):
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request, and wait for the answer."""
         if _stamps(self.path) != self._files:
-            raise ValueError(f"the files of {self} changed during the comparison; compare it again")
+            raise PortError(f"the files of {self} changed during the comparison; compare it again")
         assert self._process.stdin is not None
         with suppress(OSError):  # of a process that has ended: the missing answer is the error
             self._process.stdin.write(json.dumps(request) + "\n")
