@@ -38,10 +38,11 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, help="folder of datasets; default: the Hub")
     parser.add_argument("--published", type=Path, help="folder of the networks of Csiszárik et al.; default: left out")
     parser.add_argument("--only", nargs="+", default=[], help="jobs, networks or parts of the names of rows")
+    parser.add_argument("--python", action="append", default=[], help="RUNTIME=INTERPRETER, for example keras=…")
     parser.add_argument("--page", action="store_true", help="only write the page")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    places = Places(options.data_dir, options.published)
+    places = Places(options.data_dir, options.published, dict(each.split("=", 1) for each in options.python))
     if options.row:
         print(json.dumps(measured(options.row, places)))
         return

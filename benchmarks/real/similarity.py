@@ -10,7 +10,8 @@ import numpy as np
 import hf_stitch
 from benchmarks import exactness
 from benchmarks.real import data, networks
-from benchmarks.real.places import QUIET, Places, untrained
+from benchmarks.real.places import QUIET, Places
+from hf_stitch.adapters import untrained
 
 TEXTS, IMAGES, SOUNDS = ("MiniLM", "E5"), ("lite0", "lite1", "lite2"), ("CREPE tiny", "CREPE full")
 PUBLISHED = ("Tiny-10 0", "Tiny-10 1", "ResNet-20 0", "ResNet-20 1")
