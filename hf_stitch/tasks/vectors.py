@@ -14,7 +14,10 @@ from hf_stitch.metrics._neighbours import alike, shared_neighbours
 from hf_stitch.tasks.base import Answers, Array, Side, Task, check_predictions, resampled
 
 NEIGHBOURS = 10
-"""Number of nearest neighbours; half of the other samples for fewer than 20."""
+"""Number of nearest neighbours."""
+
+SMALLEST_POOL = 10 * NEIGHBOURS
+"""Minimum number of samples for a share of common neighbours: by chance, a tenth of them is common."""
 
 PARTS = ("sentence_embedding", "text_embeds", "image_embeds", "last_hidden_state", "logits", "pooler_output")
 """Parts of an output to use as vectors, in order of preference; then the first tensor."""
@@ -67,7 +70,8 @@ class Vectors(Task):
           target's mean vector.
         - ``cka``: linear CKA. Its resamples are linear in the weights of the samples (with the influence function),
           because a resample that contains a sample twice would increase it.
-        - ``knn_overlap``: share of common nearest neighbours (by the same cosine) of a sample among all samples.
+        - ``knn_overlap``: share of common nearest neighbours (10, by the same cosine) of a sample among all samples;
+          undefined for fewer than 100 samples, where chance alone finds more than a tenth.
 
         A figure that is undefined (CKA of constant vectors, a single sample) is NaN.
         """
@@ -88,14 +92,13 @@ def _figures(predicted: Tensor, target: Tensor, weights: Tensor) -> dict[str, Te
     cosines = (about * y).sum(1) / lengths
     undefined = torch.full_like(count, torch.nan)
     constant = x.norm() <= 1e-6 * predicted.norm() or y.norm() <= 1e-6 * target.norm()
-    k = min(NEIGHBOURS, (len(predicted) - 1) // 2)
-    near = k > 0 and not constant and bool((lengths > 0).all())
+    near = len(predicted) >= SMALLEST_POOL and not constant and bool((lengths > 0).all())
     near = near and not any(alike(rows / rows.norm(dim=1, keepdim=True)) for rows in (about, y))
     return {
         "r2": 1 - (weights @ (predicted - target).square().sum(1)) / variation.where(variation > 0, torch.nan),
         "cosine": weights @ cosines / count,
         "cka": undefined if constant else _cka(x, y, weights),
-        "knn_overlap": weights @ shared_neighbours(about, y, k, "cosine") / count if near else undefined,
+        "knn_overlap": weights @ shared_neighbours(about, y, NEIGHBOURS, "cosine") / count if near else undefined,
     }
 
 

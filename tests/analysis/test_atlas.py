@@ -480,7 +480,20 @@ def test_the_headline_of_layers_without_namesakes_is_the_most_similar_pair() -> 
     atlas = atlas_of(values, ("x", "y"), ("x", "z", "y"), "procrustes", distances=("procrustes",))
     found = atlas.identify("procrustes")
     assert found.layers == ("x", "y", "z") and found.verdicts("a").tolist() == [["hit", "hit", "undefined"]]
-    assert atlas.headline().startswith("2 of 2 layers of a match their namesake in b by procrustes")
+    assert atlas.headline() == "The most similar layers by procrustes are x of a and x of b (0.100)"
+
+
+def test_networks_of_different_depths_have_no_namesakes_but_relative_depths() -> None:
+    """A block of the same number lies elsewhere in a network of twice the depth."""
+    a, b = (tuple(f"layer.{number}" for number in range(depth)) for depth in (3, 5))
+    values = np.full((3, 5), 0.1)
+    values[0, 0] = values[1, 2] = values[2, 3] = 0.9  # depths 0, .5 and .75 for 0, .5 and 1
+    atlas = atlas_of(values, a, b)
+    assert atlas.headline() == (
+        "The most similar layers by linear_cka are layer.0 of a and layer.0 of b (0.900); best matches are 0.08 of the "
+        "depth away on average (by chance 0.43)"
+    )
+    assert "namesake" not in str(atlas)
 
 
 def test_several_metrics_show_the_value_of_the_namesake_where_another_layer_matches() -> None:

@@ -144,5 +144,5 @@ def test_a_source_is_refused_because_its_output_is_not_compared(stitched: Stitch
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_few_samples_leave_figures_undefined(stitched: StitchedModel, rows: Tensor, n: int) -> None:
     scores = evaluate(stitched, rows[:n], progress=False, resamples=5).scores["stitched"]
-    assert np.isnan(scores["knn_overlap"].value) == (n < 3)
+    assert np.isnan(scores["knn_overlap"].value) == (n < 100)
     assert np.isnan(scores["r2"].value) == (n == 1)

@@ -180,10 +180,10 @@ class SimilarityAtlas(Result):
             [['hit', 'hit']]
         """
         atlas, label = self._of(metric)
-        if not atlas._namesakes:
+        if (shared := len(set(atlas.layers_a) & set(atlas.layers_b))) < 2:
             raise ValueError(
-                "identify requires at least two layers of the same name in a and b, got "
-                f"{len(set(atlas.layers_a) & set(atlas.layers_b))}; pass the values to identify_layers instead"
+                f"identify requires at least two layers of the same name in a and b, got {shared}; pass the values to "
+                "identify_layers instead"
             )
         names = tuple(dict.fromkeys((*atlas.layers_a, *atlas.layers_b)))
         values = np.full((len(names), len(names)), np.nan)
@@ -194,6 +194,9 @@ class SimilarityAtlas(Result):
 
     def headline(self, metric: str | None = None) -> str:
         """Return the main finding as a sentence: how many layers match their namesake, or the most similar pair.
+
+        Networks of different depths have no namesakes. The sentence then says how far the best matches are away in
+        relative depth: 0 for the first layer of a network, 1 for its last layer.
 
         Example:
             >>> atlas = SimilarityAtlas({"cka": np.eye(2)}, ("l0", "l1"), ("l0", "l1"), 9, "mean", {"cka": "moments"})
@@ -207,7 +210,8 @@ class SimilarityAtlas(Result):
         if not atlas._namesakes:
             a, b = atlas.best_pair(label)
             value = values[atlas.layers_a.index(a), atlas.layers_b.index(b)]
-            return f"The most similar layers by {label} are {a} of a and {b} of b ({rounded(value)})"
+            text = f"The most similar layers by {label} are {a} of a and {b} of b ({rounded(value)})"
+            return text + atlas._depths(label)
         verdicts = dict(zip((test := atlas.identify(label)).layers, test.verdicts("a")[0].tolist(), strict=True))
         hits = [layer for layer in atlas.layers_a if verdicts[layer] == "hit"]
         defined = sum(verdict != "undefined" for verdict in verdicts.values())
@@ -389,8 +393,19 @@ class SimilarityAtlas(Result):
 
     @property
     def _namesakes(self) -> bool:
-        """Whether at least two layer names are in both a and b."""
-        return len(set(self.layers_a) & set(self.layers_b)) > 1
+        """Whether a and b have equally many layers, and at least two of the same name."""
+        return len(self.layers_a) == len(self.layers_b) and len(set(self.layers_a) & set(self.layers_b)) > 1
+
+    def _depths(self, label: str) -> str:
+        """Return how far best matches are away in relative depth, for sides with at least three layers."""
+        best = self._best(label, "a")
+        if min(self.values[label].shape) < 3 or not best:
+            return ""
+        of_a, of_b = (np.linspace(0, 1, size) for size in self.values[label].shape)
+        rows = [*best]
+        distance = np.abs(of_b[[*best.values()]] - of_a[rows]).mean()
+        chance = np.abs(of_b[None] - of_a[rows, None]).mean()
+        return f"; best matches are {distance:.2f} of the depth away on average (by chance {chance:.2f})"
 
     @property
     def _titles(self) -> tuple[str, str]:

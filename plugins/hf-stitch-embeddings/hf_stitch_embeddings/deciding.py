@@ -12,6 +12,7 @@ from hf_stitch.options import checked
 from hf_stitch.results import Result
 from hf_stitch_embeddings.choosing import Pairs, score as score_pairs
 from hf_stitch_embeddings.embedding_map import EmbeddingMap
+from hf_stitch_embeddings.fitting import HELD_OUT_SHARE
 from hf_stitch_embeddings.retrieval import OLD, Floats, RetrievalResult, Score, exact_search, interval, query_weights
 from hf_stitch_embeddings.vectors import check_vectors, read_vectors
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 THRESHOLD = 0.8
 """Default threshold: a go requires this recall relative to re-embedding."""
+SMALLEST_POOL = 100
+"""Minimum number of held-out pairs for a verdict: by chance, a tenth of the ten nearest documents is among them."""
 TOLERANCE = 0.02
 """Loss of recall that does not count as ageing."""
 
@@ -94,7 +97,7 @@ def verdict(
         The verdict.
 
     Raises:
-        ValueError: If scores are missing, or the threshold is out of range.
+        ValueError: If scores are missing or of fewer than 100 held-out pairs, or the threshold is out of range.
 
     Example:
         >>> from hf_stitch_embeddings import evaluate_retrieval
@@ -111,6 +114,12 @@ def verdict(
         if not report:
             raise ValueError("the map does not have scores: pass `result` from evaluate_retrieval")
         result = RetrievalResult.from_dict(report["result"])
+        if result.documents < SMALLEST_POOL:
+            raise ValueError(
+                f"the map was scored on {result.documents} held-out pairs, too few for recall@10, which requires "
+                f"{SMALLEST_POOL}: fit it on {round(SMALLEST_POOL / HELD_OUT_SHARE)} pairs or more, or pass `result` "
+                "from evaluate_retrieval on other vectors"
+            )
     if name is None:
         if len(result.maps) != 1:
             raise ValueError(f"the result has several maps: pass one of {', '.join(result.maps)} as `name`")
@@ -141,7 +150,7 @@ def verdict(
         sentences.append("No map improves on it: keep the old model.")
     else:
         gain = {key: float(value) for key, value in result.gains[name][figure].items()}
-        worse = "; keep the old model" if gain["high"] < 0 else ", which is within chance" if gain["low"] <= 0 else ""
+        worse = "; keep the old model" if gain["high"] < 0 else "; no gain beyond chance" if gain["low"] <= 0 else ""
         sentences.append(
             f"In the pool of {result.documents:,} it is {abs(gain['value']):.3f} "
             f"{'less' if gain['value'] < 0 else 'more'} than with the old model "

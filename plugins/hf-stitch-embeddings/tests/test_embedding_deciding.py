@@ -71,6 +71,13 @@ def test_without_scores_there_is_no_verdict() -> None:
         monitor(kept, rows(100, 3), rows(100, 3))
 
 
+def test_few_held_out_pairs_give_no_verdict() -> None:
+    """Recall@4 among 48 pairs says nothing about an index."""
+    with pytest.raises(ValueError, match="scored on 48 held-out pairs, too few for recall@10, which requires 100: fit"):
+        verdict(fitted(0.02, 240))
+    assert verdict(fitted(0.02, 500)).figure == "recall@10"
+
+
 def test_a_result_on_other_vectors_takes_precedence(near: EmbeddingMap) -> None:
     old, new = encoders(0.9, n=1100, seed=5)
     result = evaluate_retrieval(near, old[100:], new[100:], old[:100], new[:100], k=10)

@@ -144,7 +144,7 @@ class Shortened(Result):
         reasons = (
             []
             if self.gain is None or self.gain.low > 0
-            else [f"{self.matcher} is not better than dropping: {self.gain}"]
+            else [f"no gain of {self.matcher} over dropping: {self.gain}"]
         )
         if self.bound is not None and not score.low >= self.bound:
             reasons.append(f"{name.replace('_', ' ')} may be below {self.bound:g}")

@@ -19,6 +19,8 @@ from hf_stitch.options import Within, checked
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
 from hf_stitch.scoring.measured import as_score, scores_of
 from hf_stitch.tasks.base import Answers, Task
+from hf_stitch.tasks.heads import WITHOUT_HEAD
+from hf_stitch.tasks.vectors import SMALLEST_POOL
 from hf_stitch_shorten.forms import check_form
 from hf_stitch_shorten.maps import LATER, Change, add_to
 from hf_stitch_shorten.plain import CannotBeRebuiltError, copied, dropped, rebuild_error, renamed, without
@@ -115,8 +117,12 @@ def shorten(
         rest, test = (samples, separate_test) if separate_test is not None else samples.split(SHARE, run.seed)
         fit, choose = rest.split(SHARE, run.seed)
         for split, purpose in ((fit, "to fit on"), (choose, "to choose by"), (test, "to test on")):
-            if len(split) < FEWEST:
-                raise ValueError(f"{len(split)} samples {purpose} are too few: pass at least {FEWEST} for each purpose")
+            least = SMALLEST_POOL if task.name == WITHOUT_HEAD and split is test else FEWEST
+            if len(split) < least:
+                raise ValueError(
+                    f"{len(split)} samples {purpose} are too few, at least {least} are required: pass more data, of "
+                    "which a quarter is for testing, or test_data"
+                )
         job = _Job(network, fit, choose, tuple(keep), matcher, metric, None if max_loss is None else 1 - max_loss, run)
         return job.report(job.search(remove, scattered), test)
 
@@ -399,7 +405,7 @@ class _Job:
         short, whole = result.scores[SHORTENED], result.scores.get(FULL, {})
         if "accuracy" in whole and short["accuracy"].value > whole["accuracy"].value:
             notes.append("the accuracy rises although predictions change: it is not a measure of the loss")
-        if self.task.name == "feature-extraction":
+        if self.task.name == WITHOUT_HEAD:
             notes.append("outputs have changed: recompute all stored outputs, such as an index")
         return notes
 
