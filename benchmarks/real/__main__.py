@@ -58,10 +58,13 @@ def main() -> None:
 
 
 def measured(name: str, places: Places) -> dict[str, Any]:
-    """Run one row in this process."""
+    """Run one row in this process; a row that fails contains the error."""
     start = time.perf_counter()
     job, *networks = ROWS[name]
-    figures = job(places, *networks)
+    try:
+        figures = job(places, *networks)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}", "versions": versions(name)}
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return {"figures": figures, "seconds": time.perf_counter() - start, "memory": memory, "versions": versions(name)}
 
@@ -74,8 +77,7 @@ def in_process(name: str, arguments: list[str]) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         return {"error": f"exceeded {LIMIT} s", "versions": versions(name)}
     if done.returncode:
-        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-        return {"error": "".join(last) or f"status {done.returncode}", "versions": versions(name)}
+        return {"error": f"the process ended with status {done.returncode}", "versions": versions(name)}
     row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return row
 

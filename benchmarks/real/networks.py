@@ -207,14 +207,32 @@ def tiny10() -> nn.Module:
     return nn.Sequential(OrderedDict(parts, pool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten(), fc=nn.Linear(64, 10)))
 
 
+class Block(nn.Module):
+    """Basic block of ResNet-20."""
+
+    def __init__(self, channels: int, wider: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(channels, wider, 3, stride, 1, bias=False), nn.BatchNorm2d(wider)
+        self.conv2, self.bn2 = nn.Conv2d(wider, wider, 3, 1, 1, bias=False), nn.BatchNorm2d(wider)
+        self.downsample = nn.Sequential()
+        if channels != wider:
+            self.downsample = nn.Sequential(nn.Conv2d(channels, wider, 1, stride, bias=False), nn.BatchNorm2d(wider))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output of the block."""
+        inner = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
+        return (inner + self.downsample(x)).relu()
+
+
 def resnet20() -> nn.Module:
-    """Return ResNet-20 in the class of timm: three stages of three basic blocks behind a stem of 16 channels."""
-    model = timm.models.resnet.ResNet(
-        timm.models.resnet.BasicBlock, (3, 3, 3), num_classes=10, channels=(16, 32, 64), stem_width=16
-    )
-    model.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
-    model.maxpool = nn.Identity()
-    return model
+    """Return ResNet-20 (He et al. 2016), with the names of its published weights."""
+    parts: dict[str, nn.Module] = {
+        "conv1": nn.Conv2d(3, 16, 3, padding=1, bias=False), "bn1": nn.BatchNorm2d(16), "relu": nn.ReLU(),
+    }  # fmt: skip
+    for stage, (channels, wider) in enumerate(((16, 16), (16, 32), (32, 64)), 1):
+        blocks = Block(channels, wider, wider // channels), Block(wider, wider, 1), Block(wider, wider, 1)
+        parts[f"layer{stage}"] = nn.Sequential(*blocks)
+    return nn.Sequential(OrderedDict(parts, pool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten(), fc=nn.Linear(64, 10)))
 
 
 def published(file: Path, model: nn.Module) -> hf_stitch.Adapter:

@@ -44,7 +44,8 @@ def page(record: Mapping[str, Any]) -> str:
 def line(name: str, row: Mapping[str, Any]) -> str:
     """Return a row of a table."""
     if "error" in row:
-        return f"| {name} | failed: `{row['error'].replace('|', '/')[:200]}` | – | – | – |"
+        error = " ".join(row["error"].replace("|", "/").split())
+        return f"| {name} | failed: {error[:200]} | – | – | – |"
     figures = row["figures"]
     return (
         f"| {name} | {figures['outcome']} | {VERDICTS[figures.get('holds')]} | {row['seconds']:,.0f} | "

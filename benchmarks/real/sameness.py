@@ -13,7 +13,7 @@ import torch
 from hf_stitch_versions import diff, same
 from torch import nn
 from torch.nn import functional
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
 import hf_stitch
 from benchmarks.real import data, networks
@@ -23,7 +23,8 @@ from hf_stitch import Adapter
 
 def original_lite(places: Places, network: Adapter, folder: Path) -> Any:
     """Return the network in the class of another package, whose modules have other names."""
-    return networks.original_lite(0)
+    (images,) = network.example.values()
+    return hf_stitch.load(networks.original_lite(0), example_inputs=images, processor=network.processor)
 
 
 def bfloat16(places: Places, network: Adapter, folder: Path) -> Any:
@@ -36,6 +37,18 @@ def sdpa(places: Places, network: Adapter, folder: Path) -> Any:
     model = copy.deepcopy(network.model)
     model.set_attn_implementation("eager" if model.config._attn_implementation == "sdpa" else "sdpa")
     return hf_stitch.load(model, processor=network.processor)
+
+
+class Plain(nn.Module):
+    """Encoder with positional inputs and one output, as the TorchScript exporter requires."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Return the last hidden state."""
+        return self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
 
 
 def exported(places: Places, network: Adapter, folder: Path, dynamo: bool) -> Any:
@@ -51,10 +64,8 @@ def exported(places: Places, network: Adapter, folder: Path, dynamo: bool) -> An
         torch.onnx.export(network.model, kwargs=inputs, f=str(file), dynamo=True, dynamic_shapes=axes)
     else:
         torch.onnx.export(
-            network.model, tuple(inputs.values()), str(file), dynamo=False, input_names=list(inputs),
-            dynamic_axes={name: dict.fromkeys(range(len(axes[name])), name) and {0: "batch", **(
-                {1: "length"} if len(axes[name]) > 1 else {}
-            )} for name in inputs},
+            Plain(network.model), tuple(inputs.values()), str(file), dynamo=False, input_names=list(inputs),
+            dynamic_axes={name: dict(enumerate(("batch", "length"))) for name in inputs},
         )  # fmt: skip
     return str(file)
 
@@ -83,8 +94,13 @@ def openvino(places: Places, network: Adapter, folder: Path) -> Any:
 
 
 def keras(places: Places, network: Adapter, folder: Path) -> Any:
-    """Save the folder that keras-hub reads; it needs the interpreter of an environment with keras-hub."""
-    network.model.save_pretrained(folder)
+    """Save the network inside a network with a head, whose names keras-hub expects.
+
+    It needs the interpreter of an environment with keras-hub.
+    """
+    whole = BertForMaskedLM(network.model.config)
+    whole.bert = network.model
+    whole.save_pretrained(folder)
     return f"keras:{folder}"
 
 

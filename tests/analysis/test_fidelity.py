@@ -16,7 +16,7 @@ from hf_stitch import Adapter, StitchedModel, evaluate
 from hf_stitch.analysis import bootstrap
 from hf_stitch.tasks.vectors import Vectors
 
-N = 90
+N = 120
 CUT = {"source_layer": "1", "target_layer": "1", "progress": False}
 
 

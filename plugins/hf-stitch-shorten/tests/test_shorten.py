@@ -241,7 +241,7 @@ def test_the_plain_network_computes_what_the_mapped_one_does(
 ) -> None:
     monkeypatch.setattr("hf_stitch_shorten.search.REFITS", ())  # no network is trained here, and a refit seldom helps
     net = built(family)
-    found = shorten(net, data_of(net), remove=1, matcher=matcher, **QUIET)
+    found = shorten(net, data_of(net), remove=1, matcher=matcher, test_data=data_of(net, 100), **QUIET)
     assert found.error <= 2e-6 and found.model is not None
     count = sum(len(stack.blocks) for stack in stacks(net))
     assert sum(len(stack.blocks) for stack in stacks(found.model)) in (count - 1, count - 2)  # one block is no stack
@@ -485,11 +485,11 @@ class Added(nn.Module):
 def test_blocks_behind_other_modules_in_their_list_are_removed() -> None:
     torch.manual_seed(0)
     body = [nn.Linear(4, 6), nn.Linear(6, 8), *(Added() for _ in range(3))]
-    head, data = nn.Linear(8, CLASSES), torch.randn(60, 4)
+    head, data = nn.Linear(8, CLASSES), torch.randn(160, 4)
     net = hf_stitch.load(nn.Sequential(nn.Sequential(*body), head).eval(), example_inputs=data[:2])
     (stack,) = stacks(net)
     assert (stack.blocks, stack.offset) == (("0.2", "0.3", "0.4"), 2)
-    found = shorten(net, data, remove=1, keep=["0.4"], matcher="drop", **QUIET)
+    found = shorten(net, data[:60], remove=1, keep=["0.4"], matcher="drop", test_data=data[60:], **QUIET)
     assert found.removed == ("0.3",) and found.model is not None
     assert torch.equal(found.model.forward(data), nn.Sequential(*body[:3], body[4], head)(data))
 
