@@ -525,6 +525,24 @@ def port() -> Namespace:
     return {"original": hf_stitch.load(model, example_inputs={"input_ids": torch.ones(2, 4, dtype=int)})}
 
 
+class Renamed(torch.nn.Module):
+    """A network under other names."""
+
+    def __init__(self, net: torch.nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.net(images)
+        return found
+
+
+def weights() -> Namespace:
+    """A network of timm in the class of another package."""
+    torch.manual_seed(0)
+    return {"original": Renamed(timm.create_model("tf_efficientnet_lite0", pretrained=False)).eval()}
+
+
 ALONE = (
     "docs/adapters.md",
     *(f"docs/plugins/{page}.md" for page in ("adapter", "contracts", "data", "index")),
@@ -534,7 +552,7 @@ ALONE = (
 
 NAMED = (
     bench, compare, lora, own_networks, port, relative, report, programs, same, distil, save, train_a_stitched_model,
-    train, trust_a_metric, transfer, trust_a_stitch,
+    train, trust_a_metric, transfer, trust_a_stitch, weights,
 )  # fmt: skip
 """Scenes that have the names of pages."""
 
