@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +130,8 @@ def unpacked(file: Path) -> tuple[BertModel, PreTrainedTokenizerFast]:
         block, part, kind = name[1:].split(".")
         state[f"encoder.layer.{block}.{PARTS[part]}.{'weight' if kind == 'w' else 'bias'}"] = value
     model.load_state_dict({name: value.view_as(shapes[name]) for name, value in state.items()})
-    words = [text[start:end].decode() for start, end in zip(ends, ends[1:])]
-    return model, tokenizer(list(zip(words, map(float, scores))), *special)
+    words = [text[start:end].decode() for start, end in pairwise(ends)]
+    return model, tokenizer(list(zip(words, map(float, scores), strict=True)), *special)
 
 
 def dequantized(blocks: Any) -> Tensor:
@@ -176,7 +177,7 @@ def in_order(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     own = model.state_dict()
     if [value.shape for value in own.values()] != [value.shape for value in state.values()]:
         raise ValueError(f"the weights of {type(model).__name__} have other shapes, or another order")
-    model.load_state_dict(dict(zip(own, state.values())))
+    model.load_state_dict(dict(zip(own, state.values(), strict=True)))
     return model
 
 

@@ -36,8 +36,13 @@ def page(record: Mapping[str, Any]) -> str:
     for job, question in JOBS.items():
         found = {name.partition(": ")[2]: row for name, row in rows.items() if name.startswith(f"{job}: ")}
         if found:
-            lines += [f"## {question}", "", f"| {job} | what came out | holds | seconds | GB |", "|---|---|---|---|---|"]
-            lines += [line(name, row) for name, row in found.items()] + [""]
+            lines += [
+                f"## {question}",
+                "",
+                f"| {job} | what came out | holds | seconds | GB |",
+                "|---|---|---|---|---|",
+            ]
+            lines += [*(line(name, row) for name, row in found.items()), ""]
     return "\n".join(lines)
 
 

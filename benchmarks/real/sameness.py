@@ -143,7 +143,7 @@ def compared(
     if module is None:
         holds = found.is_same
     else:
-        holds = first is not None and (first.startswith(module) or module.startswith(first) and first != "")
+        holds = first is not None and (first.startswith(module) or (module.startswith(first) and first != ""))
     return {"outcome": str(found.verdict).replace("|", "/").replace("\n", " "), "holds": holds, "ratio": ratio}
 
 

@@ -41,13 +41,11 @@ def correct(model: Any, train: Samples, test: Samples) -> NDArray[np.float64]:
 
 
 def shortened(places: Places, name: str, remove: int) -> dict[str, Any]:
-    """Remove blocks in three ways; it holds if the refit keeps more neighbours than both others, by paired intervals."""
+    """Remove blocks in three ways; it holds if the refit keeps more neighbours than both others, with confidence."""
     network = places.network(name)
     fit, train, test = split(places)
     whole = outputs(network, test)
-    scores: dict[str, dict[str, NDArray[np.float64]]] = {
-        "whole": {"accuracy": correct(network, train, test)}
-    }
+    scores: dict[str, dict[str, NDArray[np.float64]]] = {"whole": {"accuracy": correct(network, train, test)}}
     removed = {}
     for method in ("refit", "drop", "replaceme"):
         found = shorten(network, fit, remove=remove, matcher=method, **QUIET)
@@ -110,7 +108,8 @@ def carried(places: Places, a: str, b: str) -> dict[str, Any]:
     best = max(accuracy[who][2] for who in ("most frequent class", "carried to an untrained encoder"))
     return {
         "outcome": "; ".join(f"{who} {value[0]:.3f}" for who, value in accuracy.items()),
-        "holds": accuracy["carried"][1] > best, "accuracy": accuracy,
+        "holds": accuracy["carried"][1] > best,
+        "accuracy": accuracy,
     }
 
 

@@ -46,8 +46,9 @@ def compared(places: Places, a: str, b: str, samples: int = 300) -> dict[str, An
         highest[twin] = float(np.nanmax(values))
     chance = float(np.abs(depth_b[None] - depth_a[:, None]).mean())
     return {
-        "outcome": f"best matches lie {distance['trained']:.2f} of the depth away (untrained {distance['untrained']:.2f}, "
-        f"chance {chance:.2f}); highest CKA {highest['trained']:.2f} (untrained {highest['untrained']:.2f})",
+        "outcome": f"best matches lie {distance['trained']:.2f} of the depth away (untrained "
+        f"{distance['untrained']:.2f}, chance {chance:.2f}); highest CKA {highest['trained']:.2f} "
+        f"(untrained {highest['untrained']:.2f})",
         "holds": distance["trained"] < min(chance, distance["untrained"]),
         "distance": distance, "chance": chance, "highest": highest,
     }  # fmt: skip

@@ -32,7 +32,7 @@ def parts(places: Places, name: str, *sizes: int) -> list[hf_stitch.Samples]:
     """Return disjoint sets of samples for a network."""
     samples = hf_stitch.Samples.of(data.samples(places.kind(name), places.data, sum(sizes)))
     ends = np.cumsum(sizes)
-    return [samples.select(range(end - size, end)) for size, end in zip(sizes, ends)]
+    return [samples.select(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
 
 
 def matcher(places: Places, a: str, b: str) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def audited(places: Places, a: str, b: str) -> dict[str, Any]:
 
 
 def swapped(places: Places, a: str, b: str) -> dict[str, Any]:
-    """Give the head of b the encoder a, at three quarters of the depth; better than the mean of the target's vectors."""
+    """Give the head of b the encoder a, at three quarters of the depth; better than the mean activations."""
     encoder, model = places.network(a), places.network(b)
     anchors, test = parts(places, a, 800, 600)
     found = hf_stitch.swap(

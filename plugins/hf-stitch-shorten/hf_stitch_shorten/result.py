@@ -142,9 +142,7 @@ class Shortened(Result):
             text += f". {metric_name[0].upper()}{metric_name[1:]} is {rows[0]:.3g}, and {rows[1]:.3g} with the blocks "
             text += "only dropped"
         reasons = (
-            []
-            if self.gain is None or self.gain.low > 0
-            else [f"no gain of {self.matcher} over dropping: {self.gain}"]
+            [] if self.gain is None or self.gain.low > 0 else [f"no gain of {self.matcher} over dropping: {self.gain}"]
         )
         if self.bound is not None and not score.low >= self.bound:
             reasons.append(f"{name.replace('_', ' ')} may be below {self.bound:g}")
