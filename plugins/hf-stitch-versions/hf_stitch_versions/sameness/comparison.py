@@ -17,10 +17,10 @@ from hf_stitch_versions.inputs import Vocabulary, differences, feeds, for_second
 from hf_stitch_versions.ports.port import PortError
 from hf_stitch_versions.recording import Event, Key, dtype_of
 from hf_stitch_versions.sameness import evidence
-from hf_stitch_versions.sameness.causes import Replay, Score, search
+from hf_stitch_versions.sameness.causes import Replay, Score, changed, search
 from hf_stitch_versions.sameness.distances import Deviation, Deviations, join
 from hf_stitch_versions.sameness.pairing import Trace, pair, trace
-from hf_stitch_versions.sameness.proposals import OF_LENGTHS, proposals
+from hf_stitch_versions.sameness.proposals import OF_LENGTHS, Change, proposals
 from hf_stitch_versions.sameness.result import FINDINGS, Cause, Finding, Module, Sameness
 from hf_stitch_versions.sources import EXACT, Compiled, Feed, Network, Recorded, Source
 
@@ -510,7 +510,16 @@ class Comparison:
             return Score(self.order.index(first), -found[first].output / self.null[first].output)
 
         made, explained = search(self.a, changes, score)
-        return [Cause(change.kind, f"with {change.text}") for change in made], explained
+        return [Cause(change.kind, f"with {change.text}", self.origin(change, few)) for change in made], explained
+
+    def origin(self, change: Change, batches: Sequence[Feed]) -> str:
+        """Return the first module of the first network that a change of it affects, also if it has no pair."""
+        network = changed(self.a, [change])
+        assert network is not None
+        look = Look(Network(network, computed=self.reference.computed), {key: key for key in self.order})
+        (found,) = self.measure(self.reference, [look], batches=batches)
+        exact = torch.finfo(self.reference.dtype).eps ** 0.5  # a change has more effect than rounding in float64
+        return next((key[0] for key in self.order if key in found and found[key].output > exact), "")
 
     # -- reports -------------------------------------------------------------------------------------------------------
     def settings(self) -> list[str]:

@@ -216,6 +216,9 @@ def _weights(model: nn.Module, values: Mapping[str, Any]) -> Iterator[Change]:
         for text, shape in {"interleaved": (-1, 2, size // 2), "in halves": (-1, size // 2, 2)}.items():
             permuted = partial(_permuted, shape=shape)
             found.append(("order of queries and keys", f"the rows of queries and keys {text}", queries, permuted))
+    if gates := [name for name in model.state_dict() if re.fullmatch(r".*\bgate_proj\.(weight|bias)", name)]:
+        text = "the weights of gate_proj and up_proj exchanged"
+        yield Change("weights", text, weights=partial(_exchange, names=gates), left_out="gate_proj")
     for kind, text, pattern, new in found:
         if chosen := [name for name in model.state_dict() if re.fullmatch(pattern, name)]:
             yield Change(kind, text, weights=partial(_replace, names=chosen, new=new))
@@ -223,6 +226,12 @@ def _weights(model: nn.Module, values: Mapping[str, Any]) -> Iterator[Change]:
 
 def _replace(state: State, names: Iterable[str], new: Callable[[Tensor], Tensor]) -> None:
     state.update({name: new(state[name]) for name in names})
+
+
+def _exchange(state: State, names: Iterable[str]) -> None:
+    for name in names:
+        other = name.replace("gate_proj", "up_proj")
+        state[name], state[other] = state[other], state[name]
 
 
 def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
