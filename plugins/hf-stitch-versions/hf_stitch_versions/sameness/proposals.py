@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "silu", "relu", "quick_gelu")
+ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "silu", "relu", "relu2", "quick_gelu")
 """Activations that ports exchange."""
 
 EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-3)
@@ -254,8 +254,8 @@ def _parts(model: nn.Module) -> Iterator[Change]:
         )
         for name in ("variance_epsilon", "eps"):
             for own in {getattr(module, name, None) for here, module in leaves if here == leaf} - {None}:
-                for other in {*EPSILONS} - {own}:
-                    text = f"the epsilon {other:g} instead of {own:g} in {leaf}"
+                for other in dict.fromkeys((*EPSILONS, own)):  # its own, after a change of the config
+                    text = f"the epsilon {other:g}{f' instead of {own:g}' * (other != own)} in {leaf}"
                     yield Change("norm epsilon", text, modules=partial(_assign, leaf=leaf, name=name, value=other))
     scales = {module.scaling for module in model.modules() if isinstance(getattr(module, "scaling", None), float)}
     for scale in cast("set[float]", scales):
