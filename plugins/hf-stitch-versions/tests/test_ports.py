@@ -115,7 +115,9 @@ def test_a_cause_names_its_first_module_where_outputs_alone_are_known(saved: Any
     state = model.state_dict()
     gates = {name: name.replace("gate_proj", "up_proj") for name in state if "gate_proj" in name}
     port = ports.built("llama", {})
-    port.load_state_dict({**state, **{a: state[b] for a, b in gates.items()}, **{b: state[a] for a, b in gates.items()}})
+    port.load_state_dict(
+        {**state, **{a: state[b] for a, b in gates.items()}, **{b: state[a] for a, b in gates.items()}}
+    )
     sameness = same(first, ports.converted("ctranslate2", port, tmp_path), progress=False)
     (cause,) = sameness.causes
     assert (cause.kind, cause.module) == ("weights", "model.layers.0.mlp.gate_proj") and sameness.explained
@@ -124,7 +126,9 @@ def test_a_cause_names_its_first_module_where_outputs_alone_are_known(saved: Any
 
 def test_without_a_cause_the_last_module_that_agrees_is_named() -> None:
     """As in Keras, whose modules are paired by values: none after the fault has a pair."""
-    different = same(ports.adapter_of(ports.built("llama", {})), ports.adapter_of(ports.built("llama", {}, seed=1)), progress=False)
+    different = same(
+        ports.adapter_of(ports.built("llama", {})), ports.adapter_of(ports.built("llama", {}, seed=1)), progress=False
+    )
     agree, end = (replace(different.modules[0], name=part, difference=1e-7, null=1e-7) for part in ("block", ""))
     finding = replace(different.findings[0], module="", seen_at="")
     sameness = replace(different, findings=(finding,), modules=(agree, replace(end, difference=1.0)), causes=())

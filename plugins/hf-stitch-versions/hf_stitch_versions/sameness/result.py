@@ -260,10 +260,11 @@ class Sameness(Result):
             kinds = ", ".join(dict.fromkeys(cause.kind for cause in self.causes))
             kind, closer = ("Cause", "is the same as") if self.explained else ("Likely cause", "is closer to")
             sentences.append(f"{kind} ({kinds}): {texts}, the first network {closer} the second.")
-        if self.findings and not self.findings[0].seen_at:
-            first = next((cause.module for cause in self.causes if cause.module), "")
-            begins = f"The change begins at `{first}`." if first else ""
-            sentences.append(begins or (f"The last module that agrees is `{self.agreed}`." if self.agreed else ""))
+        first = next((cause.module for cause in self.causes if cause.module), "")
+        if first and self.findings and first not in (self.findings[0].module, self.findings[0].seen_at):
+            sentences.append(f"The change begins at `{first}`.")
+        elif self.agreed and self.findings and not first and not self.findings[0].seen_at:
+            sentences.append(f"The last module that agrees is `{self.agreed}`.")
         if not self.findings and self.complete:
             sentences.append("On the same inputs, the networks are the same.")
         if not self.complete:
