@@ -501,9 +501,8 @@ def faults(runtime: str, python: Mapping[str, str], only: list[str]) -> None:
                     if not planted(kind, fault, expected.get("change", ""), family, model, Path(folder)):
                         continue
                     row = compared(model, f"{runtime}:{folder}", python, trust=kind == "code")
-                named = [row[part] for part in ("module", "seen_at", "begins") if row.get(part)] or [
-                    row.get("agreed", "")
-                ]
+                named = [row[part] for part in ("module", "seen_at", "begins") if row.get(part)]
+                named = named or [row.get("agreed", "")]
                 kinds = row.get("kinds", []) or (["weights"] if row.get("weights") else [])
                 good = any(re.search(expected["module"], name) for name in named) and expected["kind"] in kinds
                 if row["verdict"] == "equal":

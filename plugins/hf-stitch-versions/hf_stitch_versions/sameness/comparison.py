@@ -280,9 +280,8 @@ class Comparison:
     def check(self, deviations: Deviations) -> None:
         """Raise an error for networks without pairs, or with mostly different shapes."""
         unnamed = isinstance(self.source, Recorded) and not self.by_names
-        inner = (
-            len(self.order) > 2 and self.shows_modules and not self.source.facts.runtime
-        )  # outputs suffice for a port
+        has_outputs_only = len(self.order) <= 2 or not self.shows_modules
+        inner = not has_outputs_only and not self.source.facts.runtime  # the outputs of a port suffice
         if unnamed or (inner and not set(deviations) - {self.order[-1]}):
             raise ValueError(
                 "expected versions of one network, but none of their modules could be paired by names or values. "
