@@ -20,7 +20,7 @@ from hf_stitch_versions.sameness import evidence
 from hf_stitch_versions.sameness.causes import Replay, Score, changed, search
 from hf_stitch_versions.sameness.distances import Deviation, Deviations, join
 from hf_stitch_versions.sameness.pairing import Trace, pair, trace
-from hf_stitch_versions.sameness.proposals import OF_LENGTHS, Change, proposals
+from hf_stitch_versions.sameness.proposals import OF_LENGTHS, Change, proposals, transposed
 from hf_stitch_versions.sameness.result import FINDINGS, Cause, Finding, Module, Sameness
 from hf_stitch_versions.sources import EXACT, Compiled, Feed, Network, Recorded, Source
 
@@ -29,6 +29,9 @@ COMPILED = "compiled code"
 
 INEXACT = 16
 """Minimum null of a network that does not run in float64, in units of the rounding error of its dtype."""
+
+NEAR = 8
+"""Number of modules after the last one that agrees, among which a fault in the weights of a port is searched."""
 
 OTHER_WIDTHS = 0.5
 """Share of pairs with different shapes above which two networks are not versions of one network."""
@@ -497,6 +500,10 @@ class Comparison:
             (found,) = self.measure(self.reference, [Look(replay, self.calls)], batches=few)
             if self.differing(found, ()):
                 break
+        differing = self.differing(found, ())
+        agree = [place for place, key in enumerate(self.order) if key in found and key not in differing]
+        near = [] if in_memory or not agree else self.order[agree[-1] + 1 :][:NEAR]
+        changes += transposed(self.a.model, dict.fromkeys(key[0] for key in near if key not in self.calls))
         if few[0] is not batches[0]:  # equal on short texts
             changes = [change for change in changes if change.kind in OF_LENGTHS]
 
