@@ -8,7 +8,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 export TMPDIR="$folder"  # so that nothing is left behind
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet torch==2.15.0 transformers==5.24.0 gguf==0.19.0
+"$folder/venv/bin/pip" install --quiet torch==2.15.0 transformers==5.24.0 gguf==0.19.0 accelerate==1.15.0
 "$folder/venv/bin/python" - "$folder" <<'PYTHON'
 import sys
 from pathlib import Path

@@ -68,8 +68,8 @@ def test_a_grid_killed_at_any_operation_resumes_to_the_same_bits(images: Any, tm
     torch.set_num_threads(1)
     whole = watched(tmp_path / "whole", images)
     kills = 0
-    for _ in killed_at_every_operation(lambda: watched(tmp_path / "killed", images), step=2):
+    for _ in killed_at_every_operation(lambda: watched(tmp_path / "killed", images), step=4):
         assert watched(tmp_path / "killed", images).to_dict() == whole.to_dict()
         kills += 1
         shutil.rmtree(tmp_path / "killed")
-    assert kills >= 20
+    assert kills >= 10

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,32 @@ def test_embeddings_that_a_port_drops(saved: Any, tmp_path: Path) -> None:
     sameness = same(first, ports.converted("openvino", without.model, tmp_path), progress=False)
     assert [cause.text for cause in sameness.causes] == ["with no embeddings of token types"]
     assert sameness.explained
+
+
+def test_a_cause_names_its_first_module_where_outputs_alone_are_known(saved: Any, tmp_path: Path) -> None:
+    model = ports.built("llama", {})
+    first = ports.adapter_of(model)
+    state = model.state_dict()
+    exchanged = {"gate_proj": "up_proj", "up_proj": "gate_proj"}
+    port = ports.built("llama", {})
+    port.load_state_dict(
+        {name: state[re.sub("gate_proj|up_proj", lambda part: exchanged[part[0]], name)] for name in state}
+    )
+    sameness = same(first, ports.converted("ctranslate2", port, tmp_path), progress=False)
+    (cause,) = sameness.causes
+    assert (cause.kind, cause.module) == ("weights", "model.layers.0.mlp.gate_proj") and sameness.explained
+    assert "The change begins at `model.layers.0.mlp.gate_proj`." in sameness.verdict
+
+
+def test_without_a_cause_the_last_module_that_agrees_is_named() -> None:
+    """As in Keras, whose modules are paired by values: none after the fault has a pair."""
+    different = same(
+        ports.adapter_of(ports.built("llama", {})), ports.adapter_of(ports.built("llama", {}, seed=1)), progress=False
+    )
+    agree, end = (replace(different.modules[0], name=part, difference=1e-7, null=1e-7) for part in ("block", ""))
+    finding = replace(different.findings[0], module="", seen_at="")
+    sameness = replace(different, findings=(finding,), modules=(agree, replace(end, difference=1.0)), causes=())
+    assert sameness.agreed == "block" and "The last module that agrees is `block`." in sameness.verdict
 
 
 def test_weights_that_differ_are_named(saved: Any) -> None:

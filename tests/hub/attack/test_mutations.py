@@ -123,7 +123,7 @@ def _logits(folder: Path, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 KINDS = ("timm", "vit", "bert", "llama", "relative", "stitcher")
 FAST, CHEAP = 6, {"damage": 300, "hostile": 20, "random": 100}
 """Number of mutations of each family of a model, and of a stitcher, which loads at once; the slow suite has the rest of
-ten times as many."""
+six times as many."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -133,7 +133,7 @@ def test_a_mutation_is_refused_or_harmless(
     kind: str, family: str, more: bool, artefacts: dict[str, Artefact], tmp_path: Path, contact: list[str]
 ) -> None:
     few = CHEAP[family] if kind == "stitcher" else FAST
-    seeds = range(few, 10 * few) if more else range(few)
+    seeds = range(few, 6 * few) if more else range(few)
     others = [other.folder for name, other in artefacts.items() if name != kind]
     found = attack(artefacts[kind], family, seeds, tmp_path / kind, others, contact)
     logging.getLogger(__name__).info("%s, %s: %s", kind, family, dict(found))

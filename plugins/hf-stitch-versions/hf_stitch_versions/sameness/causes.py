@@ -114,7 +114,7 @@ def search(
 
     def tried(changes: Collection[Change], everywhere: bool = False, left_out: Collection[str] = ()) -> Score:
         network = changed(adapter, changes)
-        left_out = {*left_out, *(change.left_out for change in changes if change.left_out)}
+        left_out = {*left_out, *(name for change in changes for name in change.left_out)}
         try:
             return FAILED if network is None else score(network, everywhere, left_out)
         except PortError:
@@ -129,7 +129,7 @@ def search(
         scores = list[tuple[Score, int, Change]]()
         for number, change in enumerate(changes):
             score_of = tried([*found, change])
-            if change.left_out and not score_of.gains(tried(found, left_out=[change.left_out]), BETTER):
+            if change.left_out and not score_of.gains(tried(found, left_out=change.left_out), BETTER):
                 continue  # the call that is left out was the first difference
             scores.append((score_of, -number, change))
             if math.isinf(score_of.place):

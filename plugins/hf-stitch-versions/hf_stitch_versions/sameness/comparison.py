@@ -17,10 +17,10 @@ from hf_stitch_versions.inputs import Vocabulary, differences, feeds, for_second
 from hf_stitch_versions.ports.port import PortError
 from hf_stitch_versions.recording import Event, Key, dtype_of
 from hf_stitch_versions.sameness import evidence
-from hf_stitch_versions.sameness.causes import Replay, Score, search
+from hf_stitch_versions.sameness.causes import Replay, Score, changed, search
 from hf_stitch_versions.sameness.distances import Deviation, Deviations, join
 from hf_stitch_versions.sameness.pairing import Trace, pair, trace
-from hf_stitch_versions.sameness.proposals import OF_LENGTHS, proposals
+from hf_stitch_versions.sameness.proposals import OF_LENGTHS, Change, proposals, transposed
 from hf_stitch_versions.sameness.result import FINDINGS, Cause, Finding, Module, Sameness
 from hf_stitch_versions.sources import EXACT, Compiled, Feed, Network, Recorded, Source
 
@@ -29,6 +29,9 @@ COMPILED = "compiled code"
 
 INEXACT = 16
 """Minimum null of a network that does not run in float64, in units of the rounding error of its dtype."""
+
+NEAR = 8
+"""Number of modules after the last one that agrees, among which a fault in the weights of a port is searched."""
 
 OTHER_WIDTHS = 0.5
 """Share of pairs with different shapes above which two networks are not versions of one network."""
@@ -280,7 +283,8 @@ class Comparison:
     def check(self, deviations: Deviations) -> None:
         """Raise an error for networks without pairs, or with mostly different shapes."""
         unnamed = isinstance(self.source, Recorded) and not self.by_names
-        inner = len(self.order) > 2 and self.shows_modules
+        has_outputs_only = len(self.order) <= 2 or not self.shows_modules
+        inner = not has_outputs_only and not self.source.facts.runtime  # the outputs of a port suffice
         if unnamed or (inner and not set(deviations) - {self.order[-1]}):
             raise ValueError(
                 "expected versions of one network, but none of their modules could be paired by names or values. "
@@ -496,6 +500,10 @@ class Comparison:
             (found,) = self.measure(self.reference, [Look(replay, self.calls)], batches=few)
             if self.differing(found, ()):
                 break
+        differing = self.differing(found, ())
+        agree = [place for place, key in enumerate(self.order) if key in found and key not in differing]
+        near = [] if in_memory or not agree else self.order[agree[-1] + 1 :][:NEAR]
+        changes += transposed(self.a.model, dict.fromkeys(key[0] for key in near if key not in self.calls))
         if few[0] is not batches[0]:  # equal on short texts
             changes = [change for change in changes if change.kind in OF_LENGTHS]
 
@@ -510,7 +518,16 @@ class Comparison:
             return Score(self.order.index(first), -found[first].output / self.null[first].output)
 
         made, explained = search(self.a, changes, score)
-        return [Cause(change.kind, f"with {change.text}") for change in made], explained
+        return [Cause(change.kind, f"with {change.text}", self.origin(change, few)) for change in made], explained
+
+    def origin(self, change: Change, batches: Sequence[Feed]) -> str:
+        """Return the first module of the first network that a change of it affects, also if it has no pair."""
+        network = changed(self.a, [change])
+        assert network is not None
+        look = Look(Network(network, computed=self.reference.computed), {key: key for key in self.order})
+        (found,) = self.measure(self.reference, [look], batches=batches)
+        exact = torch.finfo(self.reference.dtype).eps ** 0.5  # a change has more effect than rounding in float64
+        return next((key[0] for key in self.order if key in found and found[key].output > exact), "")
 
     # -- reports -------------------------------------------------------------------------------------------------------
     def settings(self) -> list[str]:

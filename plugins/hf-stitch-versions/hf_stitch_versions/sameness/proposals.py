@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "silu", "relu", "quick_gelu")
+ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "silu", "relu", "relu2", "quick_gelu")
 """Activations that ports exchange."""
 
 EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-3)
@@ -58,7 +58,7 @@ class Change:
         config: Changes the config of the text model in place.
         weights: Changes the weights in place.
         modules: Changes the modules in place.
-        left_out: Last name of modules whose own outputs differ by the change, but not in the port.
+        left_out: Last names of modules whose own outputs differ by the change, but not in the port.
     """
 
     kind: str
@@ -66,7 +66,7 @@ class Change:
     config: Callable[[Any], object] | None = None
     weights: Callable[[State], object] | None = None
     modules: Callable[[nn.Module], object] | None = None
-    left_out: str = ""
+    left_out: tuple[str, ...] = ()
 
 
 def proposals(model: nn.Module, port: Mapping[str, Any], *, only_settings: bool = False) -> Iterator[Change]:
@@ -216,13 +216,35 @@ def _weights(model: nn.Module, values: Mapping[str, Any]) -> Iterator[Change]:
         for text, shape in {"interleaved": (-1, 2, size // 2), "in halves": (-1, size // 2, 2)}.items():
             permuted = partial(_permuted, shape=shape)
             found.append(("order of queries and keys", f"the rows of queries and keys {text}", queries, permuted))
+    if gates := [name for name in model.state_dict() if re.fullmatch(r".*\bgate_proj\.(weight|bias)", name)]:
+        text = "the weights of gate_proj and up_proj exchanged"
+        yield Change("weights", text, weights=partial(_exchange, names=gates), left_out=("gate_proj", "up_proj"))
     for kind, text, pattern, new in found:
         if chosen := [name for name in model.state_dict() if re.fullmatch(pattern, name)]:
             yield Change(kind, text, weights=partial(_replace, names=chosen, new=new))
 
 
+def transposed(model: nn.Module, names: Iterable[str]) -> Iterator[Change]:
+    """Yield a transposed weight for each module with a square one."""
+    for name in names:
+        weight = getattr(model.get_submodule(name), "weight", None)
+        if weight is not None and weight.dim() == 2 and weight.shape[0] == weight.shape[1]:
+            new = partial(_replace, names=[f"{name}.weight"], new=_transpose)
+            yield Change("weights", f"the weight of {name} transposed", weights=new)
+
+
+def _transpose(value: Tensor) -> Tensor:
+    return value.T.contiguous()
+
+
 def _replace(state: State, names: Iterable[str], new: Callable[[Tensor], Tensor]) -> None:
     state.update({name: new(state[name]) for name in names})
+
+
+def _exchange(state: State, names: Iterable[str]) -> None:
+    for name in names:
+        other = name.replace("gate_proj", "up_proj")
+        state[name], state[other] = state[other], state[name]
 
 
 def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -245,8 +267,8 @@ def _parts(model: nn.Module) -> Iterator[Change]:
         )
         for name in ("variance_epsilon", "eps"):
             for own in {getattr(module, name, None) for here, module in leaves if here == leaf} - {None}:
-                for other in {*EPSILONS} - {own}:
-                    text = f"the epsilon {other:g} instead of {own:g} in {leaf}"
+                for other in dict.fromkeys((*EPSILONS, cast(float, own))):  # its own, after a change of the config
+                    text = f"the epsilon {other:g}{f' instead of {own:g}' * (other != own)} in {leaf}"
                     yield Change("norm epsilon", text, modules=partial(_assign, leaf=leaf, name=name, value=other))
     scales = {module.scaling for module in model.modules() if isinstance(getattr(module, "scaling", None), float)}
     for scale in cast("set[float]", scales):
@@ -256,7 +278,7 @@ def _parts(model: nn.Module) -> Iterator[Change]:
                 yield Change("scale", text, modules=partial(_rescale, scale=scale, other=other))
     if any(isinstance(getattr(module, "embed_scale", None), Tensor) for module in model.modules()):
         text = "the scale of embeddings rounded to bfloat16"
-        yield Change("half precision", text, modules=_round_scales, left_out="embed_tokens")
+        yield Change("half precision", text, modules=_round_scales, left_out=("embed_tokens",))
     for dtype in (torch.float16, torch.bfloat16):
         for leaf in dict.fromkeys(leaf for leaf, _ in leaves):
             text = f"{leaf} rounded to {str(dtype).removeprefix('torch.')}"
@@ -282,7 +304,7 @@ def _operations(model: nn.Module, values: Mapping[str, Any]) -> Iterator[Change]
         for step in (1, -1):
             turned = partial(_rotated, frequencies=frequencies, step=step)
             moved = partial(_on, leaf=queries, after=lambda *call, turned=turned: turned(call[-1]))
-            yield Change("positions", f"queries moved by {step}", modules=moved, left_out=queries)
+            yield Change("positions", f"queries moved by {step}", modules=moved, left_out=(queries,))
     for leaf in sorted(leaves & {"o_proj", "out_proj", "dense"}):
         for shape in ((values.get("num_attention_heads") or 1, -1), (-1, values.get("num_attention_heads") or 1)):
             yield Change("order of heads", f"heads and features exchanged before {leaf}", modules=partial(

@@ -140,10 +140,12 @@ class Cause:
     Attributes:
         kind: Kind of the fault of the second network, such as ``"RoPE base"``.
         text: The change, such as ``"with rope_theta 10000 instead of 500000"``.
+        module: The first module of the first network that the change affects; empty if it is not known.
     """
 
     kind: str
     text: str
+    module: str = ""
 
     def __str__(self) -> str:
         """Return the kind and the change."""
@@ -225,6 +227,11 @@ class Sameness(Result):
         return not self.inputs and not self.findings and self.complete
 
     @property
+    def agreed(self) -> str:
+        """Name of the last compared module before the outputs that agrees; empty without one."""
+        return next((row.name for row in reversed(self.modules) if row.name and row.ratio <= self.tolerance), "")
+
+    @property
     def verdict(self) -> str:
         """Summary in one or two sentences."""
         most = max((row.ratio for row in self.modules if row.name not in self.inside), default=0.0)
@@ -253,6 +260,11 @@ class Sameness(Result):
             kinds = ", ".join(dict.fromkeys(cause.kind for cause in self.causes))
             kind, closer = ("Cause", "is the same as") if self.explained else ("Likely cause", "is closer to")
             sentences.append(f"{kind} ({kinds}): {texts}, the first network {closer} the second.")
+        first = next((cause.module for cause in self.causes if cause.module), "")
+        if first and self.findings and first not in (self.findings[0].module, self.findings[0].seen_at):
+            sentences.append(f"The change begins at `{first}`.")
+        elif self.agreed and self.findings and not first and not self.findings[0].seen_at:
+            sentences.append(f"The last module that agrees is `{self.agreed}`.")
         if not self.findings and self.complete:
             sentences.append("On the same inputs, the networks are the same.")
         if not self.complete:
