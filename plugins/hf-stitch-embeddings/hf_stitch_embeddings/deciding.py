@@ -10,9 +10,8 @@ import numpy as np
 
 from hf_stitch.options import checked
 from hf_stitch.results import Result
-from hf_stitch_embeddings.choosing import Pairs, score as score_pairs
+from hf_stitch_embeddings.choosing import FEW, Pairs, score as score_pairs
 from hf_stitch_embeddings.embedding_map import EmbeddingMap
-from hf_stitch_embeddings.fitting import HELD_OUT_SHARE
 from hf_stitch_embeddings.retrieval import OLD, Floats, RetrievalResult, Score, exact_search, interval, query_weights
 from hf_stitch_embeddings.vectors import check_vectors, read_vectors
 
@@ -117,7 +116,7 @@ def verdict(
         if result.documents < SMALLEST_POOL:
             raise ValueError(
                 f"the map was scored on {result.documents} held-out pairs, too few for recall@10, which requires "
-                f"{SMALLEST_POOL}: fit it on {round(SMALLEST_POOL / HELD_OUT_SHARE)} pairs or more, or pass `result` "
+                f"{SMALLEST_POOL}: fit it on {FEW} pairs or more, or pass `result` "
                 "from evaluate_retrieval on other vectors"
             )
     if name is None:
