@@ -99,6 +99,7 @@ def fit(
     if (old_ids is None) != (new_ids is None):
         raise typer.BadParameter("pass ids of both sides or neither", param_hint="--old-ids, --new-ids")
     from hf_stitch_embeddings import fit_embedding_map, verdict
+    from hf_stitch_embeddings.deciding import FewPairsError
 
     read = _read_vectors if texts is None else _load_encoder
     embedding_map = fit_embedding_map(
@@ -106,7 +107,11 @@ def fit(
         texts=None if texts is None else _read_lines(texts), index_size=index_size, use_all=use_all,
         ids=None if old_ids is None or new_ids is None else (_read_lines(old_ids), _read_lines(new_ids)),
     )  # fmt: skip
-    decision = verdict(embedding_map, threshold=threshold)
+    try:
+        decision = verdict(embedding_map, threshold=threshold)
+    except FewPairsError:
+        embedding_map.save_pretrained(out)  # its card says so
+        raise
     embedding_map.record["verdict"] = decision.to_dict()
     embedding_map.save_pretrained(out)
     output.show(decision)

@@ -26,6 +26,10 @@ TOLERANCE = 0.02
 """Loss of recall that does not count as ageing."""
 
 
+class FewPairsError(ValueError):
+    """Too few pairs are held out for a verdict."""
+
+
 @dataclass(frozen=True)
 class Verdict(Result):
     """Decision whether a map is good enough.
@@ -96,7 +100,8 @@ def verdict(
         The verdict.
 
     Raises:
-        ValueError: If scores are missing or of fewer than 100 held-out pairs, or the threshold is out of range.
+        ValueError: If scores are missing, or the threshold is out of range.
+        FewPairsError: If the scores are of fewer than 100 held-out pairs.
 
     Example:
         >>> from hf_stitch_embeddings import evaluate_retrieval
@@ -114,7 +119,7 @@ def verdict(
             raise ValueError("the map does not have scores: pass `result` from evaluate_retrieval")
         result = RetrievalResult.from_dict(report["result"])
         if result.documents < SMALLEST_POOL:
-            raise ValueError(
+            raise FewPairsError(
                 f"the map was scored on {result.documents} held-out pairs, too few for recall@10, which requires "
                 f"{SMALLEST_POOL}: fit it on {FEW} pairs or more, or pass `result` "
                 "from evaluate_retrieval on other vectors"
@@ -173,6 +178,14 @@ def verdict(
         go, sure, " ".join(sentences), figure, name, predicted, old, threshold, margin,
         result.index_size if extrapolated else None, more_pairs, reranked,
     )  # fmt: skip
+
+
+def recorded_verdict(embedding_map: EmbeddingMap) -> dict[str, Any]:
+    """Return the verdict for the record of a map; with too few held-out pairs, a sentence that says so."""
+    try:
+        return verdict(embedding_map).to_dict()
+    except FewPairsError as error:
+        return {"sentence": f"No verdict: {str(error).partition(':')[0]}."}
 
 
 def _has_prediction(result: RetrievalResult, name: str, figure: str) -> bool:

@@ -166,7 +166,7 @@ def fit_embedding_map(
         >>> fitted, fitted.scores["report"]["n"]
         (EmbeddingMap(ridge, index: 6 -> 8, cosine), 60)
     """
-    from hf_stitch_embeddings.deciding import verdict
+    from hf_stitch_embeddings.deciding import recorded_verdict
 
     (old, old_queries), (new, new_queries) = (
         _read_side(side, texts, name, progress) for side, name in ((source, "source"), (target, "target"))
@@ -206,7 +206,7 @@ def fit_embedding_map(
         refit.recipe["versions"], refit.scores = embedding_map.recipe["versions"], embedding_map.scores
         embedding_map = refit
     embedding_map.record["scores"] = embedding_map.scores
-    embedding_map.record["verdict"] = verdict(embedding_map).to_dict()
+    embedding_map.record["verdict"] = recorded_verdict(embedding_map)
     return embedding_map
 
 

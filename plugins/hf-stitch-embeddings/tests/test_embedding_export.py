@@ -171,7 +171,7 @@ def test_the_card_has_map_and_encoder(encoder: Path, tmp_path: Path) -> None:
     shutil.copytree(encoder, source)
     (source / "README.md").write_text("---\nlicense: mit\n---\n\nMade with care.\n")
     random = np.random.default_rng(0)
-    old = random.normal(size=(200, 12)).astype(np.float32)
+    old = random.normal(size=(500, 12)).astype(np.float32)
     fitted = fit_embedding_map(old, old[:, :9], map="ridge", direction="index", progress=False)
     folder = export_sentence_transformer(fitted, source, tmp_path / "out")
     card = (folder / "README.md").read_text()
