@@ -435,19 +435,19 @@ def embeddings() -> Namespace:
     """Vectors of the same texts by two encoders, as files and arrays, and relevant documents of the queries."""
     import faiss
 
-    sides = dict(zip(("old", "new"), vectors(800, 6, 16, 24), strict=True))
-    parts = {"documents": slice(400, 700), "queries": slice(750, 800), "recent": slice(600, 800)}
+    sides = dict(zip(("old", "new"), vectors(900, 6, 16, 24), strict=True))
+    parts = {"documents": slice(500, 800), "queries": slice(850, 900), "recent": slice(700, 900)}
     for side, rows in sides.items():
-        np.save(f"pairs_{side}.npy", rows[:400])
+        np.save(f"pairs_{side}.npy", rows[:500])
         for name, some in parts.items():
             np.save(f"{name}_{side}.npy", rows[some])
     index = faiss.IndexFlatIP(16)
-    index.add(sides["old"][400:750])
+    index.add(sides["old"][500:850])
     faiss.write_index(index, "index.faiss")
     return {
         "faiss": faiss,
-        **{f"{side}_documents": rows[400:750] for side, rows in sides.items()},
-        **{f"{side}_queries": rows[750:] for side, rows in sides.items()},
+        **{f"{side}_documents": rows[500:850] for side, rows in sides.items()},
+        **{f"{side}_queries": rows[850:] for side, rows in sides.items()},
         "labels": [{document: 1} for document in np.random.default_rng(0).integers(350, size=50).tolist()],
     }
 

@@ -88,7 +88,7 @@ def test_a_result_on_other_vectors_takes_precedence(near: EmbeddingMap) -> None:
 
 
 def test_more_pairs_are_worth_less_and_less() -> None:
-    old, new = rows(400, 64), rows(400, 64) @ rows(64, 64, 5) + 3 * rows(400, 64, 6)
+    old, new = rows(500, 64), rows(500, 64) @ rows(64, 64, 5) + 3 * rows(500, 64, 6)
     made = fit_embedding_map(old, new, map="ridge", direction="index", progress=False)
     count = made.recipe["samples"]
     more = verdict(made).more_pairs

@@ -700,7 +700,7 @@ def test_a_sentence_encoder_is_saved_as_one(modules: Any, sentences: Any, tmp_pa
     library = pytest.importorskip("sentence_transformers")
     encoder = sentences(modules)
     encoder.save(str(tmp_path / "whole"))
-    found = shorten(str(tmp_path / "whole"), texts(40), remove=1, **QUIET)
+    found = shorten(str(tmp_path / "whole"), texts(40), remove=1, test_data=texts(100, 4), **QUIET)
     found.save_pretrained(tmp_path / "short")
     again = library.SentenceTransformer(str(tmp_path / "short"), device="cpu")
     assert (again.prompts, again.default_prompt_name) == (encoder.prompts, "query")
