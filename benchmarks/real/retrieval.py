@@ -13,7 +13,7 @@ from benchmarks.real import data
 from benchmarks.real.places import QUIET, Places, interval, outputs, shown
 from hf_stitch import Samples
 
-DOCUMENTS, QUERIES, PAIRS, K = 6000, 500, (200, 700, 2000, 5000), 10
+DOCUMENTS, QUERIES, PAIRS, K = 4500, 500, (200, 700, 2000, 5000), 10
 PREFIX = {"E5": "query: "}
 """What an encoder expects in front of a text; E5 uses this prefix on both sides of symmetric tasks."""
 
