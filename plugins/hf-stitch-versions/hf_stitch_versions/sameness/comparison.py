@@ -522,8 +522,8 @@ class Comparison:
 
     def origin(self, change: Change, batches: Sequence[Feed]) -> str:
         """Return the first module of the first network that a change of it affects, also if it has no pair."""
-        network = changed(self.a, [change])
-        assert network is not None
+        if (network := changed(self.a, [change])) is None:  # it requires the changes before it
+            return ""
         look = Look(Network(network, computed=self.reference.computed), {key: key for key in self.order})
         (found,) = self.measure(self.reference, [look], batches=batches)
         exact = torch.finfo(self.reference.dtype).eps ** 0.5  # a change has more effect than rounding in float64
