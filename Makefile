@@ -136,7 +136,7 @@ ports: $(READY) ## compare ports of tiny networks with transformers, and write d
 # each network. A second run continues where the first one stopped.
 real: ## run every job on trained networks, and write docs/real-networks.md (ARGS="--data-dir DATA --published NETWORKS")
 	$(MAKE) .venv-real/.ready VENV=.venv-real
-	PATH="$$PATH:$(CURDIR)/.venv-real/bin" uv pip install --quiet --python .venv-real/bin/python --constraints $(TESTED) -r benchmarks/real/requirements.txt
+	PATH="$$PATH:$(CURDIR)/.venv-real/bin" uv pip install --quiet --python .venv-real/bin/python -r benchmarks/real/requirements.txt
 	.venv-real/bin/python -m benchmarks.real $(ARGS)
 
 bench: $(READY) ## run the benchmarks

@@ -93,7 +93,9 @@ def test_a_row_that_fails_has_its_error_and_the_page_shows_it(monkeypatch: pytes
     row = real.measured("cuts: gone", places.Places(None, None))
     assert row["error"].startswith("ModuleNotFoundError: the package package_that_is_gone is not installed")
     good = {"figures": {"outcome": "2 cuts", "holds": True}, "seconds": 3.2, "memory": 0.51}
-    text = page.page({"rows": {"cuts: a | b": good, "cuts: gone": row}})
+    text = page.page(f"By hand.\n\n{page.TABLES}\n\nOld.", {"rows": {"cuts: a": good, "cuts: gone": row}})
+    assert text.startswith(f"By hand.\n\n{page.TABLES}\n") and "Old." not in text
+    assert "| a | 1 of 1 |" in text and "| gone | 0 of 1 |" in text
     assert "| gone | failed: ModuleNotFoundError: the package package_that_is_gone" in text
     assert "| 2 cuts | yes | 3 | 0.5 |" in text
 

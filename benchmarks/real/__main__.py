@@ -16,18 +16,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from benchmarks.real import page
-from benchmarks.real.jobs import ROWS
+from benchmarks.real import page, retrieval, sameness, shortening, similarity, stitching
+from benchmarks.real.networks import NETWORKS
 from benchmarks.real.places import Places
 from hf_stitch.provenance import machine
 from hf_stitch.storage.files import write_whole
 
 DOCS = Path(__file__).parents[2] / "docs"
 RECORD = DOCS / "real-networks.json"
+ROWS: dict[str, tuple[Any, ...]] = {
+    name: row for each in (similarity, stitching, sameness, shortening, retrieval) for name, row in each.ROWS.items()
+}
+"""Name of a row -> job and its networks."""
 LIMIT = 3600
 """Seconds for one row."""
 
@@ -54,7 +58,8 @@ def main() -> None:
             row = in_process(name, sys.argv[1:])
             write({**(now := read()), "machine": machine(), "rows": {**now["rows"], name: row}})
             print(name, row.get("error", f"{row.get('seconds', 0):.0f} s"), flush=True)
-    (DOCS / "real-networks.md").write_text(page.page(read()), "utf-8")
+    file = DOCS / "real-networks.md"
+    file.write_text(page.page(file.read_text("utf-8"), read()), "utf-8")
 
 
 def measured(name: str, places: Places) -> dict[str, Any]:
@@ -83,16 +88,10 @@ def in_process(name: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def versions(name: str) -> dict[str, str]:
-    """Return the versions that a row depends on."""
-    packages = ["torch", "transformers", "timm"]
-    return {package: _version(package) for package in packages}
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+    """Return the versions that a row depends on: of the libraries, and of the packages with its weights."""
+    packages = [NETWORKS[network].package for network in ROWS[name][1:] if network in NETWORKS]
+    installed = {each.metadata["Name"]: each.version for each in distributions()}
+    return {name: installed.get(name, "not installed") for name in ("torch", "transformers", "timm", *packages)}
 
 
 def read() -> dict[str, Any]:

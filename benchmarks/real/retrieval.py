@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,14 +73,10 @@ def isotrieve() -> dict[str, Any]:
     """Return the linear maps of isotrieve with their defaults: name -> function of pairs that returns a map."""
     from isotrieve import OrthogonalProcrustesMapping, RidgeMapping
 
-    def fit(kind: Any, x: Any, y: Any) -> Any:
-        return kind().fit(x, y).transform
-
-    return {"isotrieve ridge": partial(fit, RidgeMapping),
-            "isotrieve procrustes": partial(fit, OrthogonalProcrustesMapping)}  # fmt: skip
+    kinds = {"isotrieve ridge": RidgeMapping, "isotrieve procrustes": OrthogonalProcrustesMapping}
+    return {name: lambda x, y, kind=kind: kind().fit(x, y).transform for name, kind in kinds.items()}
 
 
 ROWS: dict[str, tuple[Any, ...]] = {
     f"upgrade: {a} → {b}": (upgraded, a, b) for a, b in (("MiniLM", "E5"), ("E5", "MiniLM"))
 }
-"""Name of a row -> job and its networks."""

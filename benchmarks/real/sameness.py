@@ -70,7 +70,7 @@ def exported(places: Places, network: Adapter, folder: Path, dynamo: bool) -> An
     return str(file)
 
 
-def int8(places: Places, network: Adapter, folder: Path) -> Any:
+def int8(places: Places, network: Adapter, folder: Path = Path()) -> Adapter:
     """Return a copy with the weights of linear layers rounded to 8 bits, one scale for each row."""
     model = copy.deepcopy(network.model)
     for module in model.modules():
@@ -199,11 +199,6 @@ def pruned(places: Places, network: Adapter) -> Adapter:
     return hf_stitch.load(model, processor=network.processor)
 
 
-def rounded(places: Places, network: Adapter) -> Adapter:
-    """Round the weights of linear layers to 8 bits."""
-    return int8(places, network, Path())  # type: ignore[no-any-return]
-
-
 def changed(
     places: Places, name: str, change: Callable[[Places, Adapter], Adapter], part: str | None = None
 ) -> dict[str, Any]:
@@ -228,9 +223,8 @@ ROWS: dict[str, tuple[Any, ...]] = {
         f"same: MiniLM, {fault}": (partial(compared, port=partial(faulty, fault=fault), module=module), "MiniLM")
         for fault, (module, _) in FAULTS.items()
     },
-    "diff: MiniLM, int8": (partial(changed, change=rounded), "MiniLM"),
+    "diff: MiniLM, int8": (partial(changed, change=int8), "MiniLM"),
     "diff: MiniLM, a third of the weights pruned": (partial(changed, change=pruned), "MiniLM"),
     "diff: MiniLM, block 4 tuned": (partial(changed, change=tuned, part="bert.encoder.layer.4"), "MiniLM"),
     "diff: MiniLM, all tuned": (partial(changed, change=tuned_whole), "MiniLM"),
 }
-"""Name of a row -> job and its networks."""

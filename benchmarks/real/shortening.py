@@ -122,4 +122,3 @@ ROWS: dict[str, tuple[Any, ...]] = {
     **{f"depth: {name}": (depth, name) for name in ("MiniLM", "E5")},
     "probe: MiniLM → E5": (carried, "MiniLM", "E5"), "probe: E5 → MiniLM": (carried, "E5", "MiniLM"),
 }  # fmt: skip
-"""Name of a row -> job and its networks."""

@@ -62,4 +62,3 @@ ROWS: dict[str, tuple[Any, ...]] = {
         for a, b in combinations(group, 2)
     },
 }
-"""Name of a row -> job and its networks."""

@@ -127,4 +127,3 @@ ROWS: dict[str, tuple[Any, ...]] = {
     **{f"audit: {a} → {b}": (audited, a, b) for a, b in (("lite0", "lite2"), ("Tiny-10 0", "ResNet-20 0"))},
     **{f"swap: {a} → {b}": (swapped, a, b) for a, b in (("lite0", "lite2"), ("Tiny-10 0", "ResNet-20 0"))},
 }
-"""Name of a row -> job and its networks."""
