@@ -57,8 +57,7 @@ def upgraded(places: Places, a: str, b: str) -> dict[str, Any]:
         gain = {name: interval(rows["auto"] - rows[name]) for name in rows if name != "auto"}
         holds = holds and all(score[2] >= 0 for score in gain.values())
         table[str(count)] = {
-            "map": str(fitted.name if hasattr(fitted, "name") else fitted),
-            "recall": {name: interval(values) for name, values in rows.items()}, "gain": gain,
+            "map": str(fitted), "recall": {name: interval(values) for name, values in rows.items()}, "gain": gain,
         }  # fmt: skip
     return {
         "outcome": f"recall@10 of the old model {shown(table['old model']['recall'])}; " + "; ".join(
