@@ -17,7 +17,6 @@ import hf_stitch
 from hf_stitch.matchers import NoAlignmentError
 
 ALONE = Unsupervised(clusters=(12,), starts=4, iterations=10)
-CHECKED = Unsupervised(clusters=(12,), starts=4, restarts=100, iterations=10)
 
 
 def test_it_is_registered_by_name() -> None:
