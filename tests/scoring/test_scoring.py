@@ -138,12 +138,12 @@ def test_an_interrupted_pass_resumes_with_the_same_watch(place: Any, tmp_path: A
 
     monkeypatch.setattr(Scoring, "_measure", stops)
     with pytest.raises(KeyboardInterrupt):
-        of_model(place, watch=Watching()).run(samples, RUN, state())
+        of_model(place, watch=Watching(b"one")).run(samples, RUN, state())
     left[0] = 4  # of the 7 batches, 3 are measured
-    found = of_model(place, watch=Watching()).run(samples, RUN, state())
+    found = of_model(place, watch=Watching(b"one")).run(samples, RUN, state())
     assert left == [0]
     left[0] = 7
-    whole = of_model(place, watch=Watching()).run(samples, RUN)
+    whole = of_model(place, watch=Watching(b"one")).run(samples, RUN)
     for who, row in whole.answers[""].items():
         assert all(np.array_equal(found.answers[""][who][measure], values) for measure, values in row.items())
     assert all(np.array_equal(found.seen[key], values) for key, values in whole.seen.items())
