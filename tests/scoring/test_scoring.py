@@ -127,7 +127,7 @@ def test_an_interrupted_pass_resumes_with_the_same_watch(place: Any, tmp_path: A
 
     def stops(self: Scoring, batch: Any, twin: Any) -> Any:
         if left[0] == 0:
-            raise KeyboardInterrupt
+            raise RuntimeError("interrupted")
         left[0] -= 1
         return measure(self, batch, twin)
 
@@ -137,13 +137,13 @@ def test_an_interrupted_pass_resumes_with_the_same_watch(place: Any, tmp_path: A
         return State(checkpoint, 10, kept)
 
     monkeypatch.setattr(Scoring, "_measure", stops)
-    with pytest.raises(KeyboardInterrupt):
-        of_model(place, watch=Watching()).run(samples, RUN, state())
+    with pytest.raises(RuntimeError, match="interrupted"):
+        of_model(place, watch=Watching(b"one")).run(samples, RUN, state())
     left[0] = 4  # of the 7 batches, 3 are measured
-    found = of_model(place, watch=Watching()).run(samples, RUN, state())
+    found = of_model(place, watch=Watching(b"one")).run(samples, RUN, state())
     assert left == [0]
     left[0] = 7
-    whole = of_model(place, watch=Watching()).run(samples, RUN)
+    whole = of_model(place, watch=Watching(b"one")).run(samples, RUN)
     for who, row in whole.answers[""].items():
         assert all(np.array_equal(found.answers[""][who][measure], values) for measure, values in row.items())
     assert all(np.array_equal(found.seen[key], values) for key, values in whole.seen.items())

@@ -14,7 +14,7 @@ from hf_stitch.matchers.base import RowsMatcher
 
 MATCHERS = {
     "seeded_refinement": SeededRefinement(iterations=10),
-    "unsupervised": Unsupervised(clusters=(8, 12), starts=4, iterations=10),
+    "unsupervised": Unsupervised(clusters=(12,), starts=4, iterations=10),
 }
 PAIRS_COUNT = {"seeded_refinement": 50, "unsupervised": 0}
 """Pairs of samples that are fitted to."""

@@ -16,8 +16,7 @@ from torch import Tensor
 import hf_stitch
 from hf_stitch.matchers import NoAlignmentError
 
-ALONE = Unsupervised(clusters=(8, 12), starts=4, iterations=10)
-CHECKED = Unsupervised(clusters=(12,), starts=4, restarts=100, iterations=10)
+ALONE = Unsupervised(clusters=(12,), starts=4, iterations=10)
 
 
 def test_it_is_registered_by_name() -> None:
@@ -42,7 +41,7 @@ def test_a_planted_map_is_found_without_pairs() -> None:
     mapped = stitch(x).detach()
     assert torch.cosine_similarity(mapped, x @ turn).mean() > 0.97
     assert stitch.fitted["cycle"] > 0.9 and stitch.fitted["overlap"] > 0.95
-    assert stitch.fitted["clusters"] in (8, 12)
+    assert stitch.fitted["clusters"] == 12
 
 
 def unrelated(kind: str, seed: int) -> tuple[Tensor, Tensor]:
