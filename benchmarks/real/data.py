@@ -15,12 +15,14 @@ from hf_stitch.data import read_data
 
 
 def questions(split: str, folder: Path | None, count: int | None = None, start: int = 0) -> hf_stitch.Samples:
-    """Return questions of TREC with their six classes, in a seeded order."""
-    rows = (
-        read_data("CogComp/trec", folder, split)
-        .rename_columns({"coarse_label": "label"})
-        .select_columns(["text", "label"])
-    )
+    """Return different questions of TREC with their six classes, in a seeded order; none of the test set is trained on.
+
+    The training set contains questions twice, and a few of the test set.
+    """
+    rows = read_data("CogComp/trec", folder, split)
+    seen = set(read_data("CogComp/trec", folder, "train")["text"]) if split == "test" else set()
+    rows = rows.select([i for i, text in enumerate(rows["text"]) if not (text in seen or seen.add(text))])
+    rows = rows.rename_columns({"coarse_label": "label"}).select_columns(["text", "label"])
     return hf_stitch.Samples.of(shuffled(rows, count, start))
 
 
