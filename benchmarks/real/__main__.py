@@ -58,8 +58,8 @@ def main() -> None:
             row = in_process(name, sys.argv[1:])
             write({**(now := read()), "machine": machine(), "rows": {**now["rows"], name: row}})
             print(name, row.get("error", f"{row.get('seconds', 0):.0f} s"), flush=True)
-    file = DOCS / "real-networks.md"
-    file.write_text(page.page(file.read_text("utf-8"), read()), "utf-8")
+    text = page.page((DOCS / "real-networks.md").read_text("utf-8"), read())
+    write_whole(DOCS / "real-networks.md", lambda file: file.write_text(text, "utf-8"))
 
 
 def measured(name: str, places: Places) -> dict[str, Any]:
