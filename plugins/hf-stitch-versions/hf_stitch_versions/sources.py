@@ -39,7 +39,7 @@ class Facts:
     Attributes:
         runtime: Its name and version; empty for a network in memory, and for files without a runtime of their own.
         config: Config values that the network was built with.
-        unseen: What the runtime does not show, in sentences.
+        unseen: What the runtime does not show, and how it ran, in sentences.
         padded: Whether it accepts padded texts; else both networks get single texts.
     """
 

@@ -187,6 +187,33 @@ def test_names() -> None:
     assert prefixed("org/model") is prefixed("mine.py:small") is prefixed(torch.nn.Linear(1, 1)) is None
     with pytest.raises(ValueError, match=r"mlx, .* got 'tensorrt'.*\.npz"):
         prefixed("tensorrt:engine")
+    with pytest.raises(ValueError, match=r"mlx, .* got 'MLX'"):
+        prefixed("MLX:./port")
+    with pytest.raises(ValueError, match=r"reference; pass 'mlx:\./port' as the second"):
+        same("mlx:./port", "org/model")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "python", "error"),
+    [
+        ("openvino", None, r"FileNotFoundError: expected the \.xml file of a model, got the folder"),
+        ("ctranslate2", None, r"FileNotFoundError: expected a folder with model\.bin"),
+        ("mlx", "no/python", "expected an interpreter for mlx, but no/python"),
+    ],
+    ids=["openvino", "ctranslate2", "mlx"],
+)
+def test_what_is_not_the_file_of_a_runtime(tmp_path: Path, runtime: str, python: str | None, error: str) -> None:
+    pytest.importorskip({"mlx": "mlx_lm"}.get(runtime, runtime))
+    with pytest.raises((ValueError, FileNotFoundError), match=error):
+        Port(runtime, tmp_path, python=python)
+
+
+def test_a_folder_of_mlx_that_transformers_reads(saved: Any) -> None:
+    first, name = saved("mlx", "llama")
+    file = next(Path(name.removeprefix("mlx:")).glob("*.safetensors"))
+    save_file(load_file(file), file, metadata={"format": "mlx"})
+    with pytest.warns(UserWarning, match=re.escape(f"pass {name}")):
+        assert same(first, str(file.parent), progress=False).is_same
 
 
 def test_code_in_a_folder_runs_with_trust_only(saved: Any) -> None:
@@ -289,7 +316,8 @@ def test_what_is_known_remains_when_the_process_ends(runtime: Any, monkeypatch: 
         "Seen(('', 0), 'M', None, {'logits': np.ones((1, n, 96), 'f4')}, {})]\n"
         "    def weights(self, name):\n        return {}"
     )  # fmt: skip
-    monkeypatch.setattr("hf_stitch_versions.sameness.workflow.prefixed", lambda b: ("mlx", "."))
+    ours = {"mlx:.": ("mlx", ".")}
+    monkeypatch.setattr("hf_stitch_versions.sameness.workflow.prefixed", lambda name: ours.get(name))
     monkeypatch.setattr("hf_stitch_versions.sameness.workflow.opened", lambda *_: second)
     sameness = same(first, "mlx:.", progress=False)
     assert not sameness.is_same

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,7 @@ SECONDS = 600.0
 PACKAGES = {"mlx": "mlx[cpu] mlx-lm", "openvino": "openvino", "keras": "keras-hub", "ctranslate2": "ctranslate2"}
 """Runtime -> packages that it requires."""
 
-FIXED = "Convert it with dynamic shapes, or pass data of this shape and a batch_size equal to the number of samples"
+FIXED = "Convert it with dynamic shapes, or pass data of this shape, and its first axis as batch_size"
 """Advice for a network with fixed shapes."""
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32)}
@@ -50,6 +51,7 @@ class Port(Source):
         seconds: Time limit of loading, and of each batch.
 
     Raises:
+        FileNotFoundError: If the interpreter does not exist.
         ImportError: If the runtime is not installed.
         PortError: If the process dies or exceeds the time limit, or the files change later.
         ValueError: If the runtime cannot load the network.
@@ -67,6 +69,8 @@ class Port(Source):
         self._errors = Path(self._folder.name, "errors.txt")
         source = FOLDER / "runtimes" / f"{runtime}.py"
         command = [python or sys.executable, FOLDER / "worker.py", source, path, self._folder.name, str(trust)]
+        if python and shutil.which(python) is None:
+            raise FileNotFoundError(f"expected an interpreter for {runtime}, but {python} does not exist or run")
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
                 list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,

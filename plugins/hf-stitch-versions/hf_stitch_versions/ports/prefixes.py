@@ -14,7 +14,7 @@ from hf_stitch_versions.sources import Source
 SUFFIXES = {".xml": "openvino", ".gguf": "gguf", ".keras": "keras"}
 """Suffix of a file -> its runtime."""
 
-PREFIX = re.compile(r"([a-z][a-z0-9_]+):(.+)")
+PREFIX = re.compile(r"([A-Za-z][A-Za-z0-9_]+):(.+)")
 
 
 def prefixed(name: object) -> tuple[str, str] | None:

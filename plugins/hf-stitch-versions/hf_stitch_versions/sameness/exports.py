@@ -25,7 +25,7 @@ FOLDER = "session.model_external_initializers_file_folder_path"
 
 DYNAMIC = (
     "Export it with dynamic axes for samples and tokens (dynamic_shapes, or dynamic_axes with dynamo=False), or pass "
-    "data of this shape and a batch_size equal to the number of samples"
+    "data of this shape, and its first axis as batch_size"
 )
 
 

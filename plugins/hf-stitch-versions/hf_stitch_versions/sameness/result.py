@@ -20,7 +20,7 @@ FINDINGS = 8
 REPAIRED = "; with all of them repaired, the networks are the same"
 """Suffix of the verdict if several findings explain all differences."""
 
-UNEQUAL = "with a different shape, or finite on one side only"
+UNEQUAL = "with a different shape, or NaN or infinite in one network only"
 """Text of an infinite difference."""
 
 AS_THEY_ARE = "as they are"
@@ -120,7 +120,7 @@ class Finding:
         elif self.compared:
             equal += f"; its {'weights are' if 'input' in self.compared else 'input is'} not known"
         else:
-            equal = "neither its weights nor its input are known"
+            equal = "the second network shows neither its weights nor its input"
         return f"{equal}: {'; '.join(self.settings)}" if self.settings else equal
 
     def __str__(self) -> str:
@@ -183,7 +183,7 @@ class Sameness(Result):
         causes: Changes of the first network that move the first difference to a later module, one after the other.
         explained: Whether the networks are the same with all these changes; else they are closer.
         runtime: Name and version of the runtime of the second network; empty for torch.
-        unseen: What this runtime does not show, in sentences.
+        unseen: What this runtime does not show, and how it ran, in sentences.
 
     Example:
         >>> row = Module("", "", 0, "ViT", 2e-8, 1e-7, 2e-8)
@@ -236,6 +236,7 @@ class Sameness(Result):
         """Summary in one or two sentences."""
         most = max((row.ratio for row in self.modules if row.name not in self.inside), default=0.0)
         samples = f"on {self.n} {'random ' if self.data is None else ''}samples"
+        samples += f", in {self.runtime}" * bool(self.runtime)
         if self.is_same:
             far = f"differs by more than {most:.2g} times its null ({self.null} rounding)" if most else "differs"
             subject = "The networks are" if any(not row.name for row in self.modules) else "The common modules are"

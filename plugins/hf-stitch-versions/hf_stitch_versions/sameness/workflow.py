@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Unpack
 
+from safetensors import safe_open
 from torch import nn
 
 from hf_stitch import Activations, Adapter, Samples, load
@@ -14,6 +15,7 @@ from hf_stitch.adapters import load_on
 from hf_stitch.adapters.examples import ExampleError
 from hf_stitch.data import Data
 from hf_stitch.options import Positive, checked
+from hf_stitch.printing import warn
 from hf_stitch.running import WITHOUT_STATE, Run, RunOptions
 from hf_stitch_versions.ports.port import SECONDS
 from hf_stitch_versions.ports.prefixes import opened, prefixed
@@ -79,6 +81,8 @@ def same(
         True
     """
     options.setdefault("batch_size", BATCH)
+    if prefixed(a) is not None:
+        raise ValueError(f"expected a network in torch as the first network, the reference; pass {a!r} as the second")
     with Run.of(same, options, takes=WITHOUT_STATE) as run:
         first = in_memory(load_on(a, run.processes.device))
         port = prefixed(b)
@@ -150,4 +154,8 @@ def _source(b: Any, first: Adapter, run: Run) -> Adapter | Source:
         with suppress(ExampleError):  # user code accepts the inputs of the first network
             return load(b)
         return load(b, example_inputs=dict(first.example), processor=first.processor)
+    if place is not None and place.is_dir() and (weights := sorted(place.glob("*.safetensors"))):
+        with safe_open(weights[0], "pt") as file:
+            if (file.metadata() or {}).get("format") == "mlx":
+                warn(f"transformers runs the network in {place}, which MLX wrote; to run it in MLX, pass mlx:{place}")
     return load_on(str(b) if isinstance(b, Path) else b, run.processes.device)

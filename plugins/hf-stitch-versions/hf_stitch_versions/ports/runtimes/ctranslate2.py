@@ -15,6 +15,8 @@ class Runtime:
     """Decoder or encoder of CTranslate2. Samples run one by one, because it takes lengths in place of masks."""
 
     def __init__(self, path: str, trust: bool) -> None:
+        if not Path(path, "model.bin").is_file():
+            raise FileNotFoundError(f"expected a folder with model.bin, which its converter writes, got {path}")
         try:
             self._network: Any = ctranslate2.Generator(path, device="cpu", compute_type="default")
             self._decodes = True
@@ -28,8 +30,6 @@ class Runtime:
             "unseen": ["CTranslate2 returns its outputs only: modules are not compared",
                        "samples ran one by one, because CTranslate2 takes no attention mask"],
         }  # fmt: skip
-        if not Path(path, "model.bin").is_file():
-            raise FileNotFoundError(f"expected a folder with model.bin, got {path}")
 
     def run(
         self, inputs: Mapping[str, Any], put: Mapping[Call, Mapping[str, Any]], with_inputs: Sequence[Call]

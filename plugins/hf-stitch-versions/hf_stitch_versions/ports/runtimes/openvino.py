@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ class Runtime:
     """Graph of OpenVINO. Values of operations become outputs of the graph; constants replace them."""
 
     def __init__(self, path: str, trust: bool) -> None:
+        if Path(path).is_dir():
+            raise FileNotFoundError(f"expected the .xml file of a model, got the folder {path}")
         self._core = openvino.Core()
         self._model = self._core.read_model(path)
         constants = [op for op in self._model.get_ordered_ops() if op.get_type_name() == "Constant"]
