@@ -11,7 +11,7 @@ JOBS = {
     "compare": "Are similar layers at the same relative depth?",
     "grid": "How well does the best stitch reproduce its target?",
     "matcher": "Which matcher?",
-    "audit": "Is the best stitch evidence of similarity?",
+    "audit": "Is a stitch at half of the depth evidence of similarity?",
     "swap": "Does a head accept another encoder?",
     "same": "Is it the same network?",
     "diff": "What changed, and where?",
@@ -23,8 +23,6 @@ JOBS = {
 """Job -> the question that its table answers."""
 
 VERDICTS = {True: "yes", False: "**no**", None: "–"}
-
-
 TABLES = "## Networks and jobs"
 """Heading of what is generated; the text above it is written by hand."""
 

@@ -17,7 +17,7 @@ LEARNED = ("MiniLM", "E5")
 PAIRS = [*permutations(("lite0", "lite1", "lite2"), 2), *permutations(LEARNED), ("Tiny-10 0", "ResNet-20 0"),
          ("ResNet-20 0", "Tiny-10 0")]  # fmt: skip
 MATCHERS: dict[str, dict[str, Any]] = {
-    "lstsq": {}, "ridge": {"ridge": "gcv"}, "procrustes": {"scale": True}, "low_rank": {"rank": 32},
+    "lstsq": {}, "ridge": {"ridge": "gcv"}, "procrustes": {"scale": True}, "low_rank": {"rank": 12},
     "recoloured": {},
 }  # fmt: skip
 """Matchers to choose from, the default first, with their options."""
@@ -103,7 +103,8 @@ def audited(places: Places, a: str, b: str) -> dict[str, Any]:
     found = hf_stitch.audit(model, test, train_data=fit, **QUIET)
     assert isinstance(found, hf_stitch.analysis.Audit)
     doses = ", ".join(f"{name} {score.value:.2f}" for name, score in found.doses.items())
-    return {"outcome": f"{found.verdict}; doses: {doses or 'none'}", "holds": found.in_distribution}
+    sound = found.is_accurate and found.in_distribution
+    return {"outcome": f"{found.verdict}; doses: {doses or 'none'}", "holds": sound}
 
 
 def swapped(places: Places, a: str, b: str) -> dict[str, Any]:

@@ -315,7 +315,6 @@ model = t.AutoModelForCausalLM.from_pretrained(sys.argv[1]{options})
 model.save_pretrained(sys.argv[2])
 """
 IMPORTS = {
-    "hf_stitch first": ("import hf_stitch, transformers as t", ""),
     "transformers first": ("import transformers as t; t.AutoConfig; import hf_stitch", ""),
     "looked for before": (
         "import hf_stitch, importlib.util as u; u.find_spec('transformers.models.auto.configuration_auto')\n"

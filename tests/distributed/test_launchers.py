@@ -36,12 +36,7 @@ def torchrun(folder: Path) -> None:
     run("-m", "torch.distributed.run", *options, HERE / "script.py", folder)
 
 
-def debug(folder: Path) -> None:
-    code = "import sys, accelerate, script; accelerate.debug_launcher(script.main, sys.argv[1:], num_processes=2)"
-    run("-c", code, folder)
-
-
-@pytest.mark.parametrize("launcher", [launch, torchrun, debug])
+@pytest.mark.parametrize("launcher", [launch, torchrun])
 def test_the_script_has_the_same_results(launcher: Any, tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

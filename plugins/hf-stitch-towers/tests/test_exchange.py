@@ -381,8 +381,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import test_exchange as tests
-kind, folder = sys.argv[1:]
-found = tests.saved(kind)
+(folder,) = sys.argv[1:]
+found = tests.saved()
 found.save_pretrained(folder)
 kind_of = type(found.processor)
 written = kind_of.save_pretrained
@@ -391,32 +391,27 @@ found.save_pretrained(folder)
 """
 
 
-def saved(kind: str) -> Any:
-    """A result to save: folded, or stitched."""
+def saved() -> Any:
+    """A stitched result to save."""
     old = hf_stitch.load(network("ved").model, processor=ImageAndTextProcessor(of_images(), words()))
-    options = {} if kind == "folded" else {"patch_size": 8}
-    return exchange(old, hf_stitch.load(vit(**options), processor=of_images()), images(48), "vision", QUIET,
+    return exchange(old, hf_stitch.load(vit(patch_size=8), processor=of_images()), images(48), "vision", QUIET,
                     matcher="ridge")  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["folded", "stitched"])
-def test_a_killed_save_leaves_the_old_folder_whole(kind: str, tmp_path: Path) -> None:
+def test_a_killed_save_leaves_the_old_folder_whole(tmp_path: Path) -> None:
     folder, path = tmp_path / "new", [str(Path(__file__).parent), *sys.path]
     code = f"import sys; sys.path[:0] = {path!r}\n{KILLED}"
-    killed = subprocess.run([sys.executable, "-W", "ignore", "-c", code, kind, str(folder)], capture_output=True)
+    killed = subprocess.run([sys.executable, "-W", "ignore", "-c", code, str(folder)], capture_output=True)
     assert killed.returncode == -9, killed.stderr.decode()[-500:]
     files = {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
-    kind_of: Any = hf.VisionEncoderDecoderModel if kind == "folded" else hf_stitch.StitchedModel
-    kind_of.from_pretrained(folder)
+    hf_stitch.StitchedModel.from_pretrained(folder)
     assert files == {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
-    found = saved(kind)
-    assert found.folded == (kind == "folded")
-    found.save_pretrained(folder)
+    saved().save_pretrained(folder)
     assert "decided by the image" in (folder / "README.md").read_text() and not (folder / ".hf_stitch_save").exists()
 
 
 def test_a_broken_save_leaves_the_old_folder_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = saved("stitched")
+    found = saved()
     found.save_pretrained(tmp_path / "new")
     before = {each.name: each.read_bytes() for each in (tmp_path / "new").iterdir() if each.is_file()}
 
