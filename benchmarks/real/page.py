@@ -7,20 +7,24 @@ from collections.abc import Mapping
 from typing import Any
 
 JOBS = {
-    "cuts": "Are all listed cuts exact?",
-    "compare": "Are similar layers at the same relative depth?",
-    "grid": "How well does the best stitch reproduce its target?",
-    "matcher": "Which matcher?",
-    "audit": "Is a stitch at half of the depth evidence of similarity?",
-    "swap": "Does a head accept another encoder?",
-    "same": "Is it the same network?",
-    "diff": "What changed, and where?",
-    "shorten": "How much is lost with fewer blocks?",
-    "depth": "Which block has the best features?",
-    "probe": "Does a probe survive the change of its encoder?",
-    "upgrade": "How much of the new encoder's retrieval does a map keep?",
-}
-"""Job -> the question that its table answers."""
+    "cuts": ("Are all listed cuts exact?", "at least two cuts, each equal to the whole network bit for bit"),
+    "compare": ("Are similar layers at the same relative depth?",
+                "best matches lie closer in depth than by chance, and than with an untrained second network"),
+    "grid": ("How well does the best stitch reproduce its target?",
+             "better than mean activations and than an untrained source, on samples that did not choose the layers"),
+    "matcher": ("Which matcher?", "chosen on some samples, it beats lstsq on others, beyond the interval"),
+    "audit": ("Is a stitch at half of the depth evidence of similarity?", "accurate and in distribution"),
+    "swap": ("Does a head accept another encoder?", "more accurate than with mean activations, beyond the interval"),
+    "same": ("Is it the same network?", "a copy is the same; the first difference of a fault is in the changed module"),
+    "diff": ("What changed, and where?", "the first cause is the tuned block; other changes have no rule (–)"),
+    "shorten": ("How much is lost with fewer blocks?", "more neighbours than both other methods, beyond the interval"),
+    "depth": ("Which block has the best features?", "better than the last block, on folds that did not choose it"),
+    "probe": ("Does a probe survive the change of its encoder?",
+              "better than the most frequent class, and than a probe carried to an untrained encoder"),
+    "upgrade": ("How much of the new encoder's retrieval does a map keep?",
+                "`auto` is at least as good as both maps of isotrieve, up to the paired interval"),
+}  # fmt: skip
+"""Job -> the question that its table answers, and its rule."""
 
 VERDICTS = {True: "yes", False: "**no**", None: "–"}
 TABLES = "## Networks and jobs"
@@ -31,15 +35,11 @@ def page(text: str, record: Mapping[str, Any]) -> str:
     """Return the page: its text up to the tables, a table of networks and jobs, and a table for each job."""
     rows = record["rows"]
     lines = [text.partition(TABLES)[0] + TABLES, "", *overview(rows), ""]
-    for job, question in JOBS.items():
+    for job, (question, rule) in JOBS.items():
         found = [name for name in rows if name.startswith(f"{job}: ")]
         if found:
-            lines += [
-                f"## {question}",
-                "",
-                f"| {job} | what came out | holds | seconds | GB |",
-                "|---|---|---|---|---|",
-            ]
+            columns = f"| {job} | what came out | rule met | seconds | GB |"
+            lines += [f"## {question}", "", f"Rule: {rule}.", "", columns, "|---|---|---|---|---|"]
             lines += [*(line(name.partition(": ")[2], rows[name]) for name in found), ""]
     return "\n".join(lines)
 
