@@ -214,6 +214,11 @@ def test_a_folder_of_mlx_that_transformers_reads(saved: Any) -> None:
     save_file(load_file(file), file, metadata={"format": "mlx"})
     with pytest.warns(UserWarning, match=re.escape(f"pass {name}")):
         assert same(first, str(file.parent), progress=False).is_same
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(Exception) as of_loading:
+        hf_stitch.load(str(file.parent))
+    with pytest.raises(type(of_loading.value), match=re.escape(str(of_loading.value))):  # not an error of the check
+        same(first, str(file.parent), progress=False)
 
 
 def test_code_in_a_folder_runs_with_trust_only(saved: Any) -> None:

@@ -154,8 +154,9 @@ def _source(b: Any, first: Adapter, run: Run) -> Adapter | Source:
         with suppress(ExampleError):  # user code accepts the inputs of the first network
             return load(b)
         return load(b, example_inputs=dict(first.example), processor=first.processor)
+    second = load_on(str(b) if isinstance(b, Path) else b, run.processes.device)
     if place is not None and place.is_dir() and (weights := sorted(place.glob("*.safetensors"))):
         with safe_open(weights[0], "pt") as file:
             if (file.metadata() or {}).get("format") == "mlx":
                 warn(f"transformers runs the network in {place}, which MLX wrote; to run it in MLX, pass mlx:{place}")
-    return load_on(str(b) if isinstance(b, Path) else b, run.processes.device)
+    return second
