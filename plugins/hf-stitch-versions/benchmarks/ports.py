@@ -16,11 +16,12 @@ import gc
 import json
 import os
 import re
+import subprocess
+import sys
 import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,9 @@ FAMILIES = {
     ],
 }  # fmt: skip
 
-PACKAGES = {"mlx": "mlx-lm", "openvino": "openvino", "ctranslate2": "ctranslate2", "gguf": "transformers"}
-
-
+PACKAGES = {
+    "mlx": "mlx-lm", "openvino": "openvino", "ctranslate2": "ctranslate2", "gguf": "transformers", "keras": "keras-hub",
+}  # fmt: skip
 BEFORE = {"original_max_position_embeddings": 64}
 
 
@@ -312,7 +313,8 @@ def table(runtimes: list[str], python: Mapping[str, str], only: list[str]) -> No
     """Compare all that the record lacks or has of another version, and keep each result at once."""
     kept = read()
     for runtime in runtimes:
-        release = version(PACKAGES[runtime]) if runtime in PACKAGES else ""
+        asked = f"from importlib.metadata import version; print(version({PACKAGES[runtime]!r}))"
+        release = subprocess.check_output([python.get(runtime, sys.executable), "-c", asked], text=True).strip()
         families = {each: AutoConfig.for_model(each, **base(each)).to_dict() for each in only or FAMILIES[runtime]}
         for variant, change in VARIANTS.items():
             for family, values in families.items():
