@@ -92,6 +92,15 @@ def test_several_causes_come_out_one_after_the_other(saved: Any, tmp_path: Path)
     assert sameness.explained
 
 
+def test_a_head_that_a_port_ties_to_the_embedding(saved: Any) -> None:
+    first, name = saved("mlx", "llama", tie_word_embeddings=False)
+    config = Path(name.partition(":")[2]) / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text("utf-8")), "tie_word_embeddings": True}), "utf-8")
+    sameness = same(first, name, progress=False)
+    assert [cause.text for cause in sameness.causes] == ["with tie_word_embeddings True instead of False"]
+    assert sameness.explained
+
+
 def test_the_scale_of_attention_in_a_config_of_integers(saved: Any) -> None:
     """Gemma's config refuses 8.0."""
     sameness = same(*saved("ctranslate2", "gemma3_text", num_hidden_layers=2), progress=False)

@@ -83,6 +83,8 @@ def changed(adapter: Adapter, changes: Collection[Change]) -> Adapter | None:
         with torch.random.fork_rng(devices=[]):
             built = type(model)._from_config(config, attn_implementation=model.config._attn_implementation)
         built.to(next(model.parameters()).dtype)
+        for name, source in built.all_tied_weights_keys.items():  # one tensor would be loaded twice
+            state[name] = state[source]
         if built.load_state_dict(state, strict=False).missing_keys:
             return None
         for change in changes:
